@@ -193,7 +193,7 @@ pub enum RulesError {
          nftables (`iptables-nft`, in Debian's package iptables)"
     )]
     LegacyIptables {
-        /// How it calls itself.
+        /// The name that it gives.
         version: String,
     },
     /// What queues where the host routes cannot do so on bridges, and nothing else can.
@@ -476,7 +476,7 @@ impl Firewall {
     }
 }
 
-/// What queues, by name: `nft, on bridges iptables-nft`.
+/// The packet filters that queue, by name: `nft, on bridges iptables-nft`.
 impl std::fmt::Display for Firewall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())?;

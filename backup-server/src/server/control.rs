@@ -133,7 +133,7 @@ pub enum Request {
     Boot {
         /// The group's name.
         group: String,
-        /// How.
+        /// The security of the link.
         ask: BootAsk,
         /// Only find out whether it would work; nothing changes.
         rehearse: bool,
@@ -186,7 +186,7 @@ pub enum Request {
         /// At which point.
         #[serde(default = "latest")]
         at: When,
-        /// How.
+        /// The security of the link.
         #[serde(default)]
         wanted: Wanted,
         /// It stays when the connection is closed.
@@ -404,7 +404,7 @@ pub enum Reply {
     Approved,
     /// The machines are started, or would be.
     Booted {
-        /// How.
+        /// The security of the link.
         booted: Booted,
     },
     /// The machines run.

@@ -25,7 +25,7 @@ use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DamagedExtent {
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Its disk.
     pub disk: DiskId,

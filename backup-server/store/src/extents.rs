@@ -8,7 +8,7 @@ use tidelock_protocol::record::Record;
 /// One disk of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskKey {
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Its number there.
     pub disk: DiskId,

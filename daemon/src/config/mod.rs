@@ -126,7 +126,7 @@ pub struct Backup {
     pub security: Security,
 }
 
-/// How the link is secured.
+/// The security of the link.
 #[derive(Clone, Debug)]
 pub enum Security {
     /// TLS 1.3 with certificates on both sides.

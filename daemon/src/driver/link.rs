@@ -28,7 +28,7 @@ const BATCH: usize = 256;
 /// Messages of the owner loops, with the member's channel.
 pub type Inbox = UnboundedReceiver<(Channel, ToLink)>;
 
-/// How the link is secured.
+/// The security of the link.
 #[derive(Clone, Debug)]
 pub enum Security {
     /// TLS 1.3 with certificates on both sides.
@@ -43,14 +43,14 @@ pub enum Security {
     Plaintext,
 }
 
-/// Where and how to connect.
+/// The backup's address, and the security of the link to it.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// `host:port` of the backup.
     pub address: String,
-    /// How.
+    /// The security of the link.
     pub security: Security,
-    /// Who we are.
+    /// The names that this host gives.
     pub hello: Hello,
 }
 

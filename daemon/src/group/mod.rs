@@ -65,7 +65,7 @@ pub struct Member {
 
 /// The owner loop of a member, as it is now.
 pub struct Writer {
-    /// Where it stands.
+    /// The owner loop's phase.
     pub phase: Phase,
     /// Clients may be answered before the backup was reached.
     pub may_answer_unreached: bool,
@@ -81,13 +81,13 @@ pub struct Writer {
 
 /// The gate of a group, as it is now.
 pub struct GateSight {
-    /// Whether it lets out what is covered.
+    /// True if it lets out what is covered.
     pub is_open: bool,
     /// C.
     pub committed: CountVector,
     /// The watermark.
     pub watermark: Hlc,
-    /// Whether all that it was told is in force.
+    /// True if all that it was told is in force.
     pub is_applied: bool,
 }
 
@@ -96,7 +96,7 @@ pub struct GateSight {
 pub trait Surroundings {
     /// The time.
     fn clocks(&self) -> Clocks;
-    /// Whether the daemon is about to end.
+    /// True if the daemon is about to end.
     fn is_stopping(&self) -> bool;
     /// All members of the group on this host, in the order of the configuration.
     fn members(&self) -> Vec<Member>;
@@ -132,14 +132,14 @@ pub struct GroupLoop {
     stage: Stage,
 }
 
-/// How a group stands on this host.
+/// The state of a group on this host.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupView {
     /// The mode that the operator wants.
     pub wanted: Mode,
     /// The mode in force: what becomes of writes and packets now.
     pub mode: Mode,
-    /// How it stands without the backup.
+    /// The standing without the backup.
     pub standing: Standing,
     /// The gate was opened before the backup was reached, and that is not over.
     pub is_unreached: bool,
@@ -174,7 +174,7 @@ impl GroupLoop {
         }
     }
 
-    /// How the group stands.
+    /// The state of the group.
     #[must_use]
     pub fn view(&self) -> GroupView {
         GroupView {

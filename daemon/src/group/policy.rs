@@ -18,7 +18,7 @@ impl GroupLoop {
             self.degrade.await_contact();
         }
         self.gate_and_writers(mode_at_start(self.settings.mode), self.mode(), around);
-        // What a run that was killed had let out is asked for, also on behalf of others.
+        // Packets that a killed run had let out are asked for, also on behalf of others.
         if self.degrade.since_unix_ms().is_some() && self.settings.is_of_several {
             ask_floor(around);
         }
@@ -107,7 +107,7 @@ impl GroupLoop {
     pub fn want_mode(&mut self, mode: Mode, around: &mut dyn Surroundings) {
         let before = self.mode();
         self.wanted = mode;
-        // Who gives this order knows what it gives up, but not for other members.
+        // An operator who gives this order knows what is given up, but not for other members.
         if mode == Mode::Async && !self.settings.is_of_several {
             self.degrade.has_contact();
         }
@@ -126,7 +126,7 @@ impl GroupLoop {
     fn change_mode(&self, before: Mode, around: &mut dyn Surroundings) {
         let mode = self.mode();
         self.gate_and_writers(before, mode, around);
-        // What members have heard in mode async may say nothing of what it depends on, here
+        // Tags that members have heard in mode async may say nothing of what it depends on, here
         // and on other hosts: they are held until every writer has said how far it is.
         if before == Mode::Async && mode != before && self.settings.is_of_several {
             ask_floor(around);
@@ -214,7 +214,7 @@ fn ask_floor(around: &mut dyn Surroundings) {
     }
 }
 
-/// Whether clients are to be answered although the backup was not reached since the start.
+/// True if clients are to be answered although the backup was not reached since the start.
 fn opens_unreached(members: &[Member], around: &dyn Surroundings) -> bool {
     let writers = || members.iter().filter_map(|member| member.writer.as_ref());
     writers().any(|writer| writer.phase == Phase::Unrecorded)

@@ -20,7 +20,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 /// Why there is no switch, for people.
 pub type SwitchError = String;
 
-/// How far the switch of a group is.
+/// The progress of a group's switch.
 #[derive(Debug)]
 pub(super) enum Stage {
     Idle,
@@ -161,7 +161,7 @@ impl GroupLoop {
         }
     }
 
-    /// Whether nothing of the group leaves this host any more.
+    /// True if nothing of the group leaves this host any more.
     #[must_use]
     pub fn is_shut(&self) -> bool {
         match &self.stage {
@@ -171,7 +171,7 @@ impl GroupLoop {
         }
     }
 
-    /// Whether a switch is under way.
+    /// True if a switch is under way.
     #[must_use]
     pub fn is_switching(&self) -> bool {
         matches!(self.stage, Stage::UnderWay(_))
@@ -212,7 +212,7 @@ impl GroupLoop {
         Ok(())
     }
 
-    /// Whether a switch could begin: none was made, and none is under way.
+    /// True if a switch could begin: none was made, and none is under way.
     pub fn may_begin_switch(&self) -> Result<(), SwitchError> {
         match &self.stage {
             Stage::Idle | Stage::Failed(_) => Ok(()),
@@ -261,7 +261,7 @@ impl GroupLoop {
         }));
     }
 
-    /// How far the switch is. That it has failed is told once. Who asks waits for it.
+    /// The progress of the switch. A failure is told once. An operator who asks waits for it.
     pub fn switch_state(&mut self, now: MonoNanos) -> Result<SwitchState, SwitchError> {
         match &mut self.stage {
             Stage::Idle => Err("no switch of this group is under way".to_owned()),

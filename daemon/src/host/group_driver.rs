@@ -18,11 +18,11 @@ use std::time::Duration;
 use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::message::{Form, Mode};
 
-/// How often a group is looked at: often enough for the shortest time that can be configured.
+/// Pause between two looks at a group: often enough for the shortest time that can be configured.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How often a switch that is under way is looked at.
+/// Pause between two looks at a switch that is under way.
 const LOOK_AT_SWITCH_EVERY: Duration = Duration::from_millis(2);
-/// Who has not asked for so long how far a switch is does not wait for it any more.
+/// An operator who has not asked for so long how far a switch is does not wait for it any more.
 const ASKED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The loop of a group, as the runs before have left it.
@@ -161,7 +161,7 @@ impl HostGroup {
         self.state.lock().expect("no panic while held")
     }
 
-    /// How the group stands.
+    /// The state of the group.
     pub(super) fn view(&self) -> GroupView {
         self.state().view()
     }
@@ -227,7 +227,7 @@ impl Host {
         Ok(Begun { connections })
     }
 
-    /// How far it is. That it has failed is told once.
+    /// The progress of the switch. A failure is told once.
     pub(super) fn switched(&self, group: &HostGroup) -> Result<SwitchState, ControlError> {
         group.state().switch_state(clock::mono_now()).map_err(refused)
     }

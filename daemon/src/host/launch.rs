@@ -59,7 +59,7 @@ pub(super) struct Launch<'a> {
     pub(super) awaits_adoption: bool,
 }
 
-/// What the runs before have left of a group.
+/// The record of a group that the runs before have left.
 #[derive(Clone)]
 pub(super) struct Found {
     /// One has handed the group to the backup site.

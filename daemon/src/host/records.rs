@@ -38,7 +38,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Where they are.
+    /// The records of this group.
     pub(super) fn of(config: &Config, group: &Group) -> Self {
         let directory = config.host.state_dir.join(group.name.as_str());
         Self {
@@ -60,7 +60,7 @@ impl Records {
             })
     }
 
-    /// When a run before has switched the group over, by the wall clock. A record that cannot be read was written when
+    /// The time by the wall clock at which a run before has switched the group over. A record that cannot be read was written when
     /// the gate was shut for good.
     pub(super) fn switched_at_unix_ms(&self) -> Option<u64> {
         found(&self.switched, |record: &Switched| (record.format, record.at_unix_ms))

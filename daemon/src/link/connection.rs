@@ -72,7 +72,7 @@ pub enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// Whether the backup said what it cannot say: it may say the same on the next connection.
+    /// True if the backup said what it cannot say: it may say the same on the next connection.
     #[must_use]
     pub fn is_of_words(&self) -> bool {
         match self {
@@ -180,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// When [`tick`](Self::tick) is due.
+    /// The time at which [`tick`](Self::tick) is due.
     #[must_use]
     pub fn deadline(&self) -> MonoNanos {
         match self.phase {
@@ -225,7 +225,7 @@ impl Connection {
         Ok(&mut self.out)
     }
 
-    /// How much of that is encoded.
+    /// The bytes of that which are encoded.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
         self.out.len()

@@ -17,7 +17,7 @@ use tidelock_protocol::message::RefusalKind;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Of a host that is refused, or that hears what it cannot believe: somebody has to act first.
+/// The longest pause of a host that is refused, or that hears what it cannot believe: somebody has to act first.
 const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(30);
 /// The end of a connection that stood for this long is said in any case.
 const LASTING: Duration = Duration::from_secs(60);
@@ -91,14 +91,14 @@ impl<T> HostLink<T> {
         link
     }
 
-    /// Whether the driver is to make a connection. It then calls [`connected`](Self::connected) or
+    /// True if the driver is to make a connection. It then calls [`connected`](Self::connected) or
     /// [`lost`](Self::lost).
     #[must_use]
     pub fn wants_connection(&self) -> bool {
         matches!(self.phase, Phase::Connecting { .. })
     }
 
-    /// Whether nothing is left to do: the owner loops have gone, and the network has taken everything.
+    /// True if nothing is left to do: the owner loops have gone, and the network has taken everything.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.is_ending
@@ -168,13 +168,13 @@ impl<T> HostLink<T> {
         }
     }
 
-    /// Whether [`owners_gone`](Self::owners_gone) was called.
+    /// True if [`owners_gone`](Self::owners_gone) was called.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// How much of that is encoded ahead of the network.
+    /// The bytes of that which are encoded ahead of the network.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
         match &self.phase {
@@ -183,7 +183,7 @@ impl<T> HostLink<T> {
         }
     }
 
-    /// When [`tick`](Self::tick) is due.
+    /// The time at which [`tick`](Self::tick) is due.
     #[must_use]
     pub fn deadline(&self) -> MonoNanos {
         match &self.phase {

@@ -16,7 +16,7 @@ enum Family {
     V6,
 }
 
-/// Of this packet filter.
+/// The rules of this packet filter.
 pub(super) const NAME: &str = "iptables-nft";
 
 /// iptables on top of nftables. Its older implementation ("legacy") is not used: the kernel tells nobody of changes there.

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use table::{Content, Entry, Purpose, Table};
 use tidelock_tagging::interface_name;
 
-/// Of this packet filter.
+/// The rules of this packet filter.
 pub(super) const NAME: &str = "nft";
 const PROBE_TABLE: &str = "tidelock_probe";
 

@@ -23,13 +23,13 @@ pub enum Job<S: Storage> {
 /// The end of a job.
 #[derive(Debug)]
 pub enum JobEnd<F> {
-    /// Of a fold, under this cut.
+    /// The end of a fold, under this cut.
     Fold(CountVector, Result<Folded, FoldError>),
-    /// Of the index of this segment.
+    /// The end of the work on a segment's index.
     Index(u64, Result<Made<F>, JournalError>),
-    /// Of a verification.
+    /// The end of a verification.
     Scrub(ScrubDone),
-    /// Of the compression of a segment.
+    /// The end of a segment's compression.
     Compress {
         /// The segment.
         segment: u64,

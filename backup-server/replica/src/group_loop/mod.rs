@@ -50,7 +50,7 @@ pub trait Driver {
 
     /// The group's directory; it need not exist yet.
     fn storage(&self) -> Self::Storage;
-    /// Whether a group is kept there.
+    /// True if a group is kept there.
     fn exists(&self) -> bool;
     /// Makes the directory, durably.
     fn make_directory(&mut self) -> io::Result<()>;
@@ -97,7 +97,7 @@ pub struct GroupLoop<D: Driver> {
     name: String,
     options: GroupOptions,
     phase: Phase<D::Storage>,
-    /// How often the group was opened. A job belongs to one opening.
+    /// The number of openings so far. A job belongs to one of them.
     generation: u64,
     connections: BTreeSet<ConnectionId>,
     /// By connection, in order. None of them is empty.
@@ -163,13 +163,13 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    /// Whether the group has not taken all that has arrived.
+    /// True if the group has not taken all that has arrived.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty() || self.guests.wait()
     }
 
-    /// How often the group was opened.
+    /// The number of openings so far.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -252,7 +252,7 @@ impl<D: Driver> GroupLoop<D> {
         driver: &mut D,
     ) {
         if matches!(self.phase, Phase::Absent) {
-            // It may have been put there since.
+            // A seed may have been put there since.
             self.open(now, driver);
         }
         if matches!(self.phase, Phase::Absent)

@@ -57,7 +57,7 @@ pub enum GuestRequest {
 pub(super) struct Guests<Done> {
     /// The group has not taken them yet.
     queue: VecDeque<(GuestRequest, Done)>,
-    /// It has, and they have no answer yet. True: as soon as they are durable.
+    /// Requests that the group has taken and not answered. True: the answer waits for stable storage.
     unanswered: Vec<(Done, bool)>,
     unsynced_bytes: u64,
 }
@@ -185,7 +185,7 @@ impl<D: Driver> GroupLoop<D> {
             let before = self.waiting_frames();
             self.take_waiting(now, driver);
             if self.waiting_frames() == before {
-                // It does not accept.
+                // The group does not accept.
                 return;
             }
         }

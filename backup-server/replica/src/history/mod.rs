@@ -142,7 +142,7 @@ pub enum PastError {
     /// The initial copy was not complete then.
     #[error("the initial copy of writer {writer} was not complete then: its disks had no state")]
     Initialising {
-        /// Whose.
+        /// The host.
         writer: WriterId,
     },
     /// A point that is not this group's, or whose records are no longer told apart.
@@ -223,7 +223,7 @@ pub struct Bucket {
 pub struct FlushPoint {
     /// When the record arrived, in milliseconds since the Unix epoch.
     pub arrived_ms: u64,
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Its seq.
     pub seq: Seq,
@@ -236,7 +236,7 @@ pub struct RecordAt {
     pub hlc: Hlc,
     /// When it arrived, in milliseconds since the Unix epoch.
     pub arrived_ms: u64,
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Its seq.
     pub seq: Seq,

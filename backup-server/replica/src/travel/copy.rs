@@ -91,7 +91,7 @@ pub struct Copy<D, I, F> {
     pub image: I,
     /// What is there.
     pub digests: Table<F>,
-    /// How.
+    /// The security of the link.
     pub plan: Plan,
 }
 

@@ -69,7 +69,7 @@ pub enum IncrementError {
     Damaged {
         /// Where.
         at: u64,
-        /// How.
+        /// The security of the link.
         what: &'static str,
     },
 }

@@ -62,7 +62,7 @@ impl Format {
 pub struct DiskRecord {
     /// `member.disk`.
     pub name: String,
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Its number there.
     pub disk: DiskId,

@@ -28,13 +28,13 @@ pub(super) struct ThreadDriver {
     pub(super) snapshots_dir: PathBuf,
     pub(super) reserve: Arc<Reserve>,
     pub(super) inbox: Arc<Inbox>,
-    /// Of the group that is live.
+    /// Bookmarks, pins and snapshots of the group that is live.
     pub(super) past: Option<Past>,
     pub(super) outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
-    /// Who waits for the cut, by the group's number for it.
+    /// Those that wait for the cut, by the group's number for each.
     pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     pub(super) folder: Option<Folder>,
-    /// Of the views that were handed out since the group was opened.
+    /// False for views that were handed out before the group broke.
     pub(super) alive: Arc<AtomicBool>,
     /// The reason that was logged last.
     pub(super) broken_because: Option<String>,

@@ -49,7 +49,7 @@ pub enum Note {
     Shape(Shape),
     /// A host's activity log is so far: records from here on may have been admitted under it.
     Log {
-        /// Whose.
+        /// The host.
         writer: WriterId,
         /// How far.
         age: LogAge,

@@ -96,7 +96,7 @@ pub enum StateError {
     /// Rule 3.
     #[error("record {found} of writer {writer} stands where {expected} must")]
     Gap {
-        /// Whose.
+        /// The host.
         writer: WriterId,
         /// The next one.
         expected: Seq,
@@ -120,7 +120,7 @@ pub enum StateError {
     /// A copy state that cannot follow.
     #[error("copy state {to:?} of writer {writer} cannot follow {from:?}")]
     Copy {
-        /// Whose.
+        /// The host.
         writer: WriterId,
         /// Before.
         from: CopyState,

@@ -51,7 +51,7 @@ const CUT_MAX: u32 = tidelock_protocol::limits::WRITERS_MAX as u32;
 /// What a record does to its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IndexEntry {
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Its disk.
     pub disk: DiskId,
@@ -80,7 +80,7 @@ impl IndexEntry {
 /// The records of one writer and epoch: their seqs have no gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterRun {
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Their epoch.
     pub epoch: Epoch,

@@ -69,7 +69,7 @@ pub struct MapEntry {
 /// The records of one writer and epoch that are in a map: their seqs have no gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapRun {
-    /// Whose.
+    /// The host.
     pub writer: WriterId,
     /// Their epoch.
     pub epoch: Epoch,
