@@ -9,6 +9,8 @@ pub const STRANGER6: &str = "fd00::9";
 pub const ETHERNET: usize = 14;
 
 pub const ICMP: u8 = 1;
+/// The next header of destination options.
+pub const DESTINATION: u8 = 60;
 pub const ICMPV6: u8 = 58;
 pub const UDP: u8 = 17;
 pub const TCP: u8 = 6;

@@ -2,6 +2,7 @@
 //! no packet leaves.
 
 mod believed;
+mod case;
 mod fragments;
 mod frames;
 mod ipv6;

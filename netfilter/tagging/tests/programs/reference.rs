@@ -1,7 +1,7 @@
 //! What the programs must find in a packet, written down anew from RFC 791, RFC 792, RFC 4443, RFC 4861, RFC 4884, RFC 8200
 //! and the head of `protocol/src/tag.rs`.
 
-use crate::frames::{ETHERNET, ICMP, ICMPV6, TCP, sum, sum6};
+use crate::frames::{DESTINATION, ETHERNET, ICMP, ICMPV6, TCP, sum, sum6};
 use tidelock_protocol::tag::{IPV4_OPTION, IPV6_OPTION, TagError, find_ipv4, find_ipv6};
 use tidelock_tagging::ACK_OPTIONS;
 
@@ -9,7 +9,6 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
-pub const DESTINATION: u8 = 60;
 const SOURCE_ROUTES: [u8; 2] = [131, 137];
 /// More than anybody needs.
 const HEADERS_MAX: usize = 8;
