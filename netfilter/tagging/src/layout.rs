@@ -11,24 +11,24 @@ pub const ENTRIES: usize = WRITERS_MAX as usize;
 /// Places of keys: three periods' are believed, and one is written before it comes into use.
 const KEYS: u64 = 4;
 
-/// Fixed when the programs are loaded.
+/// Fixed when the programs are loaded: [`Settings::config`](crate::Settings::config).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Config {
-    pub hlc_ahead_max_ms: u64,
-    pub run: u64,
-    pub pass_mark: u32,
-    pub mark_mask: u32,
-    pub path_mtu: u32,
-    pub writers: u32,
-    pub is_hlc: u32,
-    pub path_strips_options: u32,
-    pub is_bridged: u32,
-    pub off: u32,
-    pub context: u8,
-    pub ipv4_option: u8,
-    pub ipv6_option: u8,
-    pub filling: [u8; 5],
+pub struct Config {
+    pub(crate) hlc_ahead_max_ms: u64,
+    pub(crate) run: u64,
+    pub(crate) pass_mark: u32,
+    pub(crate) mark_mask: u32,
+    pub(crate) path_mtu: u32,
+    pub(crate) writers: u32,
+    pub(crate) is_hlc: u32,
+    pub(crate) path_strips_options: u32,
+    pub(crate) is_bridged: u32,
+    pub(crate) off: u32,
+    pub(crate) context: u8,
+    pub(crate) ipv4_option: u8,
+    pub(crate) ipv6_option: u8,
+    pub(crate) filling: [u8; 5],
 }
 
 impl Config {
@@ -115,6 +115,23 @@ pub struct CommittedCells {
 }
 
 impl CommittedCells {
+    /// C before anything is known: shut, and no tag is written or believed.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            open_until: AtomicU64::new(0),
+            trusted_until: AtomicU64::new(0),
+            is_async: AtomicU64::new(0),
+            watermark: AtomicU64::new(0),
+            entries: [const { AtomicU64::new(0) }; ENTRIES],
+            wall_minus_boot: AtomicU64::new(0),
+            key_in_use: AtomicU64::new(0),
+            tag_keys: [const { [const { AtomicU64::new(0) }; 2] }; KEYS as usize],
+            reachable: [const { AtomicU64::new(0) }; ENTRIES],
+            rules_gone: AtomicU64::new(0),
+        }
+    }
+
     /// Takes over what the backup tells. A packet that is sealed or judged meanwhile is so by the old key or by the new one:
     /// the place of the next period's key is not in use yet.
     pub fn set_tag_terms(&self, terms: &TagTerms) {
@@ -132,9 +149,15 @@ impl CommittedCells {
     }
 }
 
+impl Default for CommittedCells {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// How far user space has got with the packets that were sent to its queue.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CrossingCells {
     /// Packets that were left to the queue.
     pub queued: AtomicU64,
@@ -156,10 +179,11 @@ macro_rules! counters {
 
         impl TaggingStats {
             /// How many counters there are.
-            pub(crate) const COUNT: u32 = [$(stringify!($name)),*].len() as u32;
+            pub const COUNT: usize = [$(stringify!($name)),*].len();
 
             /// From the counters in the order of `enum counter`.
-            pub(crate) fn of(values: [u64; Self::COUNT as usize]) -> Self {
+            #[must_use]
+            pub fn of(values: [u64; Self::COUNT]) -> Self {
                 let [$($name),*] = values;
                 Self { $($name),* }
             }

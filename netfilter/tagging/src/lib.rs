@@ -21,7 +21,8 @@ mod mapped;
 mod pins;
 
 pub use layout::{
-    ACK_OPTIONS, AckOption, CommittedCells, CrossingCells, ENTRIES, PendingCells, TaggingStats,
+    ACK_OPTIONS, AckOption, CommittedCells, Config, CrossingCells, ENTRIES, PendingCells,
+    TaggingStats,
 };
 pub use mapped::{Cells, Mapped};
 
@@ -43,7 +44,6 @@ pub fn interface_name(index: u32) -> Option<String> {
 }
 
 use hook::Hook;
-use layout::Config;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program,
 };
@@ -65,8 +65,10 @@ const ADDRESSES_MAX: u32 = 4096;
 const INTERFACES_MAX: u32 = 4096;
 /// A map that is shared has the name that it was made with.
 const INTERFACES: &str = "tl_interfaces";
-const WAY_ELSEWHERE: u32 = 1;
-const WAY_HERE: u32 = 2;
+/// Value of a peer's address in the programs' maps: that member is on another host.
+pub const WAY_ELSEWHERE: u32 = 1;
+/// Value of a peer's address in the programs' maps: that member may be on this host.
+pub const WAY_HERE: u32 = 2;
 
 /// What can go wrong. The gate says what follows from it.
 #[derive(Debug, thiserror::Error)]
@@ -147,7 +149,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    fn config(&self, run: u64, pass_mark: u32) -> Config {
+    /// What the programs of a member find in their configuration. `run`: as in [`PendingCells::run`]. `pass_mark`: in the mark
+    /// of packets that may leave.
+    #[must_use]
+    pub fn config(&self, run: u64, pass_mark: u32) -> Config {
         let writers = match self.codec.form() {
             Form::Vector { writers } => writers.into(),
             Form::Hlc => 0,
@@ -551,7 +556,7 @@ impl MemberTags {
             .map("cpus")?
             .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)
             .map_err(|e| cannot("read the counters", &e))?;
-        let mut values = [0u64; TaggingStats::COUNT as usize];
+        let mut values = [0u64; TaggingStats::COUNT];
         for cpu in each_cpu.iter().flatten() {
             for (value, bytes) in values.iter_mut().zip(cpu.as_chunks().0) {
                 *value = value.wrapping_add(u64::from_ne_bytes(*bytes));
@@ -636,7 +641,9 @@ pub struct Tried {
     pub frame: Vec<u8>,
 }
 
-fn key_of(address: IpAddr) -> [u8; 16] {
+/// An address as the programs' maps have it: an IPv4 address is one of IPv6 (`::ffff:a.b.c.d`).
+#[must_use]
+pub fn key_of(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
