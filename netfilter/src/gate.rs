@@ -24,7 +24,7 @@ mod worker;
 
 pub use left::Left;
 pub use rules_kept::{RulesDoubt, RulesFound};
-pub use shared::{GateHandle, GroupState, Pending};
+pub use shared::{Briefing, GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
     HLC_AHEAD_MAX_MS, Hooks, MARK_MASK, MemberTagging, PIN_DIRECTORY, TaggedMember, TaggingConfig,

@@ -147,7 +147,9 @@ impl Pending {
         mapped.incomplete.fetch_max(self.own.incomplete.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    fn cells(&self) -> &PendingCells {
+    /// The memory. Kernel programs are given the same.
+    #[must_use]
+    pub fn cells(&self) -> &PendingCells {
         self.mapped.get().map_or(&self.own, |mapped| mapped)
     }
 
@@ -249,14 +251,58 @@ impl GroupState {
     }
 }
 
-/// What a group's kernel programs are told.
+/// Tells a group's kernel programs how the group stands.
 #[derive(Debug)]
-pub(super) struct Told {
-    cells: Arc<Mapped<CommittedCells>>,
+pub struct Briefing {
     /// Theirs is the clock that records' times come from: one that jumps is not believed.
     wall: Mutex<WallClock>,
     /// Tags have the low bits of counts: they mean nothing to who has not heard C for too long.
     is_vector: bool,
+}
+
+impl Briefing {
+    /// `jump_max_ms`: by so much the wall clock may jump and be believed. `is_vector`: the form of the tags.
+    #[must_use]
+    pub fn new(jump_max_ms: u64, is_vector: bool) -> Self {
+        Self { wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
+    }
+
+    /// To be called with the state's lock held, after every change. `has_ended`: the gate's thread. `now`: as [`crate::now`].
+    pub fn tell(
+        &self,
+        cells: &CommittedCells,
+        state: &GroupState,
+        has_ended: bool,
+        (now, wall_ms): (MonoNanos, u64),
+    ) {
+        for (writer, seq) in state.committed.entries() {
+            cells.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
+        }
+        cells.watermark.fetch_max(state.watermark.0, Ordering::SeqCst);
+        let open_until = if has_ended { 0 } else { state.open_until() };
+        let is_async = u64::from(state.mode == Mode::Async);
+        // In an order in which no moment lets out more than the old state or the new one.
+        if is_async == 0 {
+            cells.open_until.store(open_until, Ordering::SeqCst);
+            cells.is_async.store(is_async, Ordering::SeqCst);
+        } else {
+            cells.is_async.store(is_async, Ordering::SeqCst);
+            cells.open_until.store(open_until, Ordering::SeqCst);
+        }
+        let mut wall = self.wall.lock().unwrap_or_else(PoisonError::into_inner);
+        cells.wall_minus_boot.store(wall_minus_boot(&mut wall, wall_ms, now), Ordering::SeqCst);
+        if let Some(heard_at) = state.heard_at.filter(|_| !has_ended) {
+            let until = trusted_until(self.is_vector, heard_at, now);
+            cells.trusted_until.store(until, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What a group's kernel programs are told.
+#[derive(Debug)]
+pub(super) struct Told {
+    cells: Arc<Mapped<CommittedCells>>,
+    briefing: Briefing,
 }
 
 impl Told {
@@ -265,7 +311,7 @@ impl Told {
         jump_max_ms: u64,
         is_vector: bool,
     ) -> Self {
-        Self { cells, wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
+        Self { cells, briefing: Briefing::new(jump_max_ms, is_vector) }
     }
 }
 
@@ -319,29 +365,9 @@ impl Group {
     /// Called with the state's lock held, after every change: what the programs know is then as
     /// new as what the gate's thread will read.
     fn tell_programs(&self, state: &GroupState) {
-        let Some(told) = &self.told else { return };
-        let Told { cells, wall, is_vector } = told;
-        for (writer, seq) in state.committed.entries() {
-            cells.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
-        }
-        cells.watermark.fetch_max(state.watermark.0, Ordering::SeqCst);
+        let Some(Told { cells, briefing }) = &self.told else { return };
         let ended = self.ended.load(Ordering::SeqCst);
-        let open_until = if ended { 0 } else { state.open_until() };
-        let is_async = u64::from(state.mode == Mode::Async);
-        // In an order in which no moment lets out more than the old state or the new one.
-        if is_async == 0 {
-            cells.open_until.store(open_until, Ordering::SeqCst);
-            cells.is_async.store(is_async, Ordering::SeqCst);
-        } else {
-            cells.is_async.store(is_async, Ordering::SeqCst);
-            cells.open_until.store(open_until, Ordering::SeqCst);
-        }
-        let now = now();
-        let mut wall = wall.lock().unwrap_or_else(PoisonError::into_inner);
-        cells.wall_minus_boot.store(wall_minus_boot(&mut wall, wall_ms(), now), Ordering::SeqCst);
-        if let Some(heard_at) = state.heard_at.filter(|_| !ended) {
-            cells.trusted_until.store(trusted_until(*is_vector, heard_at, now), Ordering::SeqCst);
-        }
+        briefing.tell(cells, state, ended, (now(), wall_ms()));
     }
 
     /// The member whose P this is has others to hear of. `is_known`: it was seen what its guest has
