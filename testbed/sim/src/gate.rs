@@ -5,19 +5,20 @@ use crate::failure::{Checked, Checker, check};
 use crate::guest::{Known, Packet, learn};
 use crate::host::CLOCK_LEAD_MS;
 use crate::world::{Run, World, note};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::owner::Clocks;
-use tidelock_netfilter::gate::{GroupState, Pending};
+use tidelock_netfilter::gate::{Briefing, GroupState, Pending};
 use tidelock_netfilter::release_queue::{
     Arrival, GateState, Kind, Packet as Queued, PacketId, ShutWhy,
 };
-use tidelock_protocol::hlc::{Hlc, WallClock};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::TagTerms;
 use tidelock_protocol::vector::CountVector;
+use tidelock_tagging::CommittedCells;
 
 /// What the link tells the gate of a group on one host. Production's handle keeps the same state
 /// behind the same kind of lock.
@@ -25,14 +26,18 @@ use tidelock_protocol::vector::CountVector;
 pub struct SimGate {
     state: Mutex<GroupState>,
     now: AtomicU64,
-    /// What the kernel programs take the time from.
-    wall: Mutex<Wall>,
+    wall_ms: AtomicU64,
+    /// C as the kernel programs see it, which outlive the daemon, and production's way to tell them.
+    cells: CommittedCells,
+    briefing: Briefing,
+    /// Number of the daemon's run, as the programs know it: the time at which it began.
+    run: OnceLock<u64>,
     /// Members whose gate's thread must look, by bit.
     dirty: AtomicU64,
     members: u64,
     /// Members whose gate's thread has not looked since the last change, by bit.
     unseen: AtomicU64,
-    /// The backup has told C, and then this, from which on the kernel programs tag packets and believe tags.
+    /// Keys and limits for tags, as the backup told them last: for a member that lies.
     tag_terms: Mutex<Option<TagTerms>>,
     /// For the checker: when the last beacon that was answered had been sent.
     answered: AtomicU64,
@@ -42,15 +47,6 @@ pub struct SimGate {
     never_awaits: bool,
 }
 
-/// The wall clock that is believed, as it was when something was told last: from then on the clock that never steps
-/// carries it on.
-#[derive(Debug)]
-struct Wall {
-    clock: WallClock,
-    read_ms: u64,
-    at: MonoNanos,
-}
-
 impl SimGate {
     /// A shut gate for these VMs.
     #[must_use]
@@ -58,11 +54,11 @@ impl SimGate {
         Self {
             state: Mutex::new(GroupState::new(mode, lease_ms)),
             now: AtomicU64::new(0),
-            wall: Mutex::new(Wall {
-                clock: WallClock::new(CLOCK_LEAD_MS),
-                read_ms: 0,
-                at: MonoNanos(0),
-            }),
+            wall_ms: AtomicU64::new(0),
+            cells: CommittedCells::new(),
+            // A seed is over long before the form makes a difference.
+            briefing: Briefing::new(CLOCK_LEAD_MS, true),
+            run: OnceLock::new(),
             dirty: AtomicU64::new(0),
             unseen: AtomicU64::new(0),
             members: vms.iter().map(|vm| 1 << vm).sum(),
@@ -84,6 +80,7 @@ impl SimGate {
         if !is_known || mode == Mode::Async || pending.incomplete().is_some() {
             pending.mark_incomplete(self.now());
         }
+        pending.cells().run.store(self.run(), SeqCst);
         self.dependent.lock().expect("one thread").push(pending.clone());
         self.set_mode(mode);
     }
@@ -95,18 +92,27 @@ impl SimGate {
 
     /// The host's clocks, for what the link tells next.
     pub fn set_clocks(&self, Clocks { now, wall_ms }: Clocks) {
+        self.run.get_or_init(|| now.0);
         self.now.store(now.0, Relaxed);
-        let mut wall = self.wall.lock().expect("one thread");
-        (wall.read_ms, wall.at) = (wall.clock.read(wall_ms, now), now);
+        self.wall_ms.store(wall_ms, Relaxed);
+        self.tell_programs(&self.lock());
     }
 
-    /// Whether the kernel programs drop a packet of this time (production: `netfilter/bpf/to_guest.h`).
+    /// Number of the daemon's run: members whose programs have the same one raise each other's P without a tag.
     #[must_use]
-    pub fn is_ahead(&self, hlc: Hlc, now: MonoNanos) -> bool {
-        let wall = self.wall.lock().expect("one thread");
-        let wall_ms = wall.read_ms + now.since_ns(wall.at) / 1_000_000;
-        let passed_ms = self.lock().watermark.physical_ms();
-        hlc.physical_ms() > wall_ms.max(passed_ms) + CLOCK_LEAD_MS
+    pub fn run(&self) -> u64 {
+        *self.run.get().expect("clocks were set before members came")
+    }
+
+    /// C as the kernel programs see it.
+    #[must_use]
+    pub fn cells(&self) -> &CommittedCells {
+        &self.cells
+    }
+
+    fn tell_programs(&self, state: &GroupState) {
+        let clocks = (self.now(), self.wall_ms.load(Relaxed));
+        self.briefing.tell(&self.cells, state, false, clocks);
     }
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {
@@ -114,7 +120,10 @@ impl SimGate {
     }
 
     fn change(&self, change: impl FnOnce(&mut GroupState)) {
-        change(&mut self.lock());
+        let mut state = self.lock();
+        change(&mut state);
+        self.tell_programs(&state);
+        drop(state);
         self.dirty.fetch_or(self.members, Relaxed);
         self.unseen.fetch_or(self.members, Relaxed);
     }
@@ -171,7 +180,7 @@ impl SimGate {
         self.lock().clone()
     }
 
-    /// Keys and limits for tags, as the backup told them last. The backup tells C before the first of them.
+    /// Keys and limits for tags, as the backup told them last.
     #[must_use]
     pub fn tag_terms(&self) -> Option<TagTerms> {
         self.tag_terms.lock().expect("no panic while held").clone()
@@ -203,19 +212,25 @@ pub struct MemberGate {
 
 impl GateControl for MemberGate {
     fn committed(&self, committed: &CountVector) {
+        let now = self.gate.now();
         self.gate.change(|state| {
+            state.heard_at = Some(now);
             state.committed.merge(committed);
         });
     }
 
     fn tag_terms(&self, terms: &TagTerms) {
+        self.gate.cells.set_tag_terms(terms);
         *self.gate.tag_terms.lock().expect("no panic while held") = Some(terms.clone());
     }
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
         self.gate.answered.fetch_max(sent_at.0, Relaxed);
         let now = self.gate.now();
-        self.gate.change(|state| state.lease.renewed(now, sent_at));
+        self.gate.change(|state| {
+            state.heard_at = state.heard_at.map(|at| at.max(now));
+            state.lease.renewed(now, sent_at);
+        });
     }
 
     fn fence(&self) {
@@ -239,7 +254,11 @@ impl GateControl for MemberGate {
     }
 
     fn watermark(&self, watermark: Hlc) {
-        self.gate.change(|state| state.watermark = state.watermark.max(watermark));
+        let now = self.gate.now();
+        self.gate.change(|state| {
+            state.heard_at = Some(now);
+            state.watermark = state.watermark.max(watermark);
+        });
     }
 
     fn awaits_floor(&self) -> Option<u64> {
@@ -338,18 +357,26 @@ impl World {
         check(run.held.len() <= capacity, Checker::Bounded, || {
             format!("{} packets wait in a queue for {capacity}", run.held.len())
         })?;
+        let (waits, mode) = (!run.queue.is_empty(), run.queue.mode());
+        self.tell_of_queue(vm, waits);
         for packet in left {
-            self.leave(vm, &packet, now)?;
+            self.leave(vm, &packet, mode, now)?;
         }
         Ok(())
     }
 
-    /// A packet leaves for its client, or untagged for another member.
-    fn leave(&mut self, vm: usize, packet: &Packet, now: MonoNanos) -> Checked {
+    /// A packet leaves for its client, or untagged for another member: released by the gate's thread, or past its queue.
+    pub(crate) fn leave(
+        &mut self,
+        vm: usize,
+        packet: &Packet,
+        mode: Mode,
+        now: MonoNanos,
+    ) -> Checked {
         self.counts.packets += 1;
         let group = self.plan.vms[vm].group;
         let run = self.vms[vm].run.as_ref().expect("its gate has just let it go");
-        let (mode, gate) = (run.queue.mode(), run.gate.state());
+        let gate = run.gate.state();
         check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
         check(!self.vms[vm].standing.gave_up, Checker::Fence, || {
             format!("vm {vm}: a packet left a host that had given up its lease")

@@ -6,6 +6,7 @@
 
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check};
+use crate::frames::{Node, Room};
 use crate::oracle::Point;
 use crate::owner::MemberRun;
 use crate::scenario::ROW_BYTES;
@@ -52,6 +53,8 @@ pub struct Packet {
     pub to: Option<usize>,
     /// What the guest knew besides, and nobody answers for.
     pub hearsay: Known,
+    /// Its bytes.
+    pub frame: Vec<u8>,
 }
 
 impl Packet {
@@ -306,7 +309,7 @@ impl World {
         }
         let group = &self.plan.groups[self.plan.vms[vm].group];
         if group.has_several() && self.rng.chance(self.plan.lan.forged, 1000) {
-            self.forge(vm);
+            self.forge(vm)?;
         }
         match self.rng.weighted(&self.plan.vms[vm].weights) {
             5 => {
@@ -545,23 +548,34 @@ impl World {
         (guest.known.clone(), rumours)
     }
 
-    /// A guest sends a packet to a client: it comes to the gate a little later.
+    /// A guest sends a packet to a client.
     pub fn send_packet(&mut self, vm: usize, row: Option<Row>, kind: Kind) -> Checked {
-        self.send_unnamed(vm, row, kind, None)
+        let frame = self.frame(Node::Vm(vm), Node::Client, kind, Room::Enough);
+        let packet = self.packet(vm, row, kind, None, frame);
+        // Neighbour discovery is the queue's business.
+        if kind == Kind::NeverHeld {
+            return self.queue_packet(vm, packet);
+        }
+        match self.judged_by_programs(vm, &packet.frame) {
+            // The rules queue all that leaves an interface without programs.
+            None => self.queue_packet(vm, packet),
+            Some(ran) => self.sends_without_tag(vm, packet, &ran),
+        }
     }
 
-    /// A guest sends a packet that is not tagged.
-    pub fn send_unnamed(
+    /// A packet that no tag answers for.
+    pub(crate) fn packet(
         &mut self,
         vm: usize,
         row: Option<Row>,
         kind: Kind,
         to: Option<usize>,
-    ) -> Checked {
+        frame: Vec<u8>,
+    ) -> Packet {
         self.notice_question(vm);
         let guest = &self.vms[vm].guest;
         let (known, hearsay) = (guest.everything(), guest.hearsay.clone());
-        self.queue_packet(vm, Packet { known, row, kind, to, hearsay })
+        Packet { known, row, kind, to, hearsay, frame }
     }
 
     /// A packet comes to the kernel's queue.

@@ -1,41 +1,33 @@
-//! The network between members: packets are lost, doubled and overtake each other. What the kernel
-//! programs of both hosts do to them is done here in the same order, with protocol's codec
-//! (production: `netfilter/bpf/`, tested against the same codec). Between members of one host they carry no tag.
+//! The network between members: packets are lost, doubled and overtake each other. A packet is a frame: the kernel programs
+//! of the sender's interface have it first, and those of the receiver's last ([`crate::programs`]). What they make of it decides
+//! here: the checkers know what each guest knows, and what a tag had to say.
 
 use crate::failure::{Checked, Checker, check};
-use crate::gate::SimGate;
+use crate::frames::{Family, Node, Room, Sketch};
 use crate::guest::{Known, Packet, learn};
-use crate::plant::{OnTheWay, Plant};
-use crate::world::{Event, Kernel, World, note};
+use crate::programs::{Ran, interface_of};
+use crate::world::{Event, World, note};
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
-use std::sync::Arc;
 use tidelock_netfilter::release_queue::Kind;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::Form;
-use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp, TagError, TagTerms};
+use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp, TagKeys};
 use tidelock_protocol::vector::CountVector;
+use tidelock_tagging::Direction;
 
-/// Who sent a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Member(usize),
-    /// A client, who was told by a member in mode async.
-    Client,
-    /// Nobody of the group, with a tag all the same.
-    Stranger,
-}
+/// The next header of destination options, which an IPv6 tag is in.
+const DESTINATION_OPTIONS: u8 = 60;
 
 /// A packet under way.
 #[derive(Clone, Debug)]
 struct Flying {
-    from: Source,
+    from: Node,
     to: usize,
-    /// The options of its header.
-    options: Vec<u8>,
-    /// For the checker: what its tag says, and in which code.
-    said: Option<(Stamp, Codec)>,
+    /// Its bytes on the network.
+    frame: Vec<u8>,
+    /// For the checker: its bytes as the guest has sent it, what its tag must say, and in which code.
+    tagged: Option<(Vec<u8>, Stamp, Codec)>,
     /// What its sender knew, outside the product, and its tag vouches for or C covers.
     known: Known,
     /// What it knew besides, in mode async.
@@ -49,6 +41,8 @@ struct Flying {
 pub struct Lan {
     flying: BTreeMap<u64, Flying>,
     next: u64,
+    /// Frames that were made.
+    frames: u64,
 }
 
 impl Lan {
@@ -58,13 +52,19 @@ impl Lan {
     }
 }
 
-/// As both ends of the network know addresses.
-fn sealing(kernel: &Kernel, terms: &TagTerms) -> Codec {
-    let nowhere = Ipv4Addr::UNSPECIFIED.into();
-    kernel.codec.sealing(terms.keys, nowhere, nowhere)
-}
-
 impl World {
+    /// A packet as its sender's network card has it.
+    pub(crate) fn frame(&mut self, from: Node, to: Node, kind: Kind, room: Room) -> Vec<u8> {
+        self.sketch(from, to, kind, room).frame()
+    }
+
+    fn sketch(&mut self, from: Node, to: Node, kind: Kind, room: Room) -> Sketch {
+        self.lan.frames += 1;
+        let number = self.lan.frames;
+        let turns = if number.is_multiple_of(2) { Family::Four } else { Family::Six };
+        Sketch { family: self.plan.lan.family.unwrap_or(turns), from, to, kind, room, number }
+    }
+
     /// A guest tells another member of its group what it knows.
     pub fn send_to_peer(&mut self, vm: usize) -> Checked {
         let group = self.plan.vms[vm].group;
@@ -73,116 +73,98 @@ impl World {
             return Ok(());
         }
         let to = *self.rng.pick(&peers);
-        let has_room = !self.rng.chance(self.plan.lan.untaggable, 1000);
+        let room = match self.rng.chance(self.plan.lan.untaggable, 1000) {
+            true => *self.rng.pick(&[Room::Full, Room::Options]),
+            false => Room::Enough,
+        };
         let (known, rumours) = self.known_and_rumours(vm);
-        let kernel = self.vms[vm].kernel.as_ref().filter(|kernel| kernel.peers.contains(&to));
-        let is_incomplete = self.vms[vm].pending.is_kept_from_others();
-        // In mode async nothing waits for that: a tag that says less than it should still says something.
-        let kernel = kernel.filter(|kernel| !is_incomplete || kernel.gate.is_async());
-        if kernel.is_some_and(|kernel| self.is_beside(kernel, vm, to)) {
-            self.check_hands_over(vm, &known)?;
-            self.raise_beside(vm, to);
-            self.check_pending(to)?;
-            let (from, within) = (Source::Member(vm), Some(self.plan.vms[vm].host));
-            self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours, within });
-            return Ok(());
-        }
+        let frame = self.frame(Node::Vm(vm), Node::Vm(to), DATA, room);
         // P is read after the guest has sent the packet.
-        if kernel.is_some_and(|kernel| self.needs_no_tag(kernel, vm)) {
-            self.check_hands_over(vm, &known)?;
-            self.check_committed(vm, &known)?;
-            self.counts.covered += 1;
-            let (from, options, within) = (Source::Member(vm), Vec::new(), None);
-            self.fly(Flying { from, to, options, said: None, known, rumours, within });
-            return Ok(());
-        }
-        let stamp = self.stamp_of(vm);
-        let terms = kernel.filter(|_| has_room).and_then(|kernel| kernel.gate.tag_terms());
-        let terms = terms.filter(|terms| self.is_believable(vm, &stamp, terms));
-        let Some(codec) = kernel.zip(terms).map(|(kernel, terms)| sealing(kernel, &terms)) else {
-            // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
-            self.counts.untagged += 1;
-            return self.send_unnamed(vm, None, DATA, Some(to));
+        let must_say = self.stamp_of(vm);
+        let Some(ran) = self.judged_by_programs(vm, &frame) else {
+            let packet = self.packet(vm, None, DATA, Some(to), frame);
+            return self.queue_packet(vm, packet);
+        };
+        let from = Node::Vm(vm);
+        let (tagged, within) = match ran.counted {
+            Some("merged_here") => {
+                self.counts.handed_over += 1;
+                self.check_pending(to)?;
+                (None, Some(self.plan.vms[vm].host))
+            }
+            Some("untagged_covered") => {
+                self.counts.covered += 1;
+                self.check_committed(vm, &known)?;
+                (None, None)
+            }
+            Some("tagged") => {
+                let codec = self.vms[vm].kernel.as_ref().expect("it has programs").codec;
+                (Some((frame, must_say, codec)), None)
+            }
+            _ => {
+                // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
+                self.counts.untagged += 1;
+                let packet = self.packet(vm, None, DATA, Some(to), frame);
+                return self.sends_without_tag(vm, packet, &ran);
+            }
         };
         self.check_hands_over(vm, &known)?;
-        let mut options = Vec::new();
-        codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
-        let (from, said) = (Source::Member(vm), Some((stamp, codec)));
-        let packet = Flying { from, to, options, said, known, rumours, within: None };
-        self.fly(packet);
+        let frame = ran.tried.frame;
+        self.fly(Flying { from, to, frame, tagged, known, rumours, within });
         Ok(())
     }
 
-    /// Whether others will believe this of the sender.
-    fn is_believable(&self, vm: usize, stamp: &Stamp, terms: &TagTerms) -> bool {
-        let committed = |kernel: &Kernel| kernel.gate.state().committed;
-        match stamp {
-            Stamp::Hlc(_) => true,
-            Stamp::Vector(pending) => {
-                let committed = self.vms[vm].kernel.as_ref().map(committed).unwrap_or_default();
-                tag::is_within_reach(pending, &committed, &terms.reachable)
+    /// The programs of a member have a packet of its guest. `None`: there are none.
+    pub(crate) fn judged_by_programs(&mut self, vm: usize, frame: &[u8]) -> Option<Ran> {
+        self.run_programs(vm, Direction::FromGuest, interface_of(vm), frame)
+    }
+
+    /// The programs have judged a packet without a tag: it leaves at once, or comes to the queue.
+    pub(crate) fn sends_without_tag(&mut self, vm: usize, packet: Packet, ran: &Ran) -> Checked {
+        let is_as_it_was = !ran.tried.passed || ran.tried.frame == packet.frame;
+        check(is_as_it_was, Checker::Tag, || format!("a packet of vm {vm} was changed: {ran:?}"))?;
+        match (ran.counted, ran.tried.passed, ran.tried.mark) {
+            (Some("dropped_unjudged"), false, _) => Ok(()),
+            (Some(_), true, 0) => self.queue_packet(vm, packet),
+            (Some("covered"), true, _) => {
+                self.counts.past_queue += 1;
+                let gate = &self.vms[vm].kernel.as_ref().expect("it has programs").gate;
+                let mode = gate.state().mode;
+                let now = self.host_now(self.plan.vms[vm].host);
+                self.leave(vm, &packet, mode, now)
             }
+            _ => check(false, Checker::Tag, || format!("a packet of vm {vm} fares so: {ran:?}")),
         }
-    }
-
-    /// Whether the kernel programs see that C reaches P.
-    fn needs_no_tag(&self, kernel: &Kernel, vm: usize) -> bool {
-        let (pending, state) = (&self.vms[vm].pending, kernel.gate.state());
-        match self.plan.groups[self.plan.vms[vm].group].form {
-            Form::Hlc => pending.read_hlc() <= state.watermark,
-            Form::Vector if self.has_bug(OnTheWay::OwnEntryCovers) => {
-                let own = WriterId(self.plan.vms[vm].writer);
-                pending.read().get(own) <= state.committed.get(own)
-            }
-            Form::Vector => state.committed.covers(&pending.read()),
-        }
-    }
-
-    /// Whether the programs of both are those of one daemon.
-    fn is_beside(&self, kernel: &Kernel, vm: usize, to: usize) -> bool {
-        let theirs = self.vms[to].kernel.as_ref();
-        self.plan.vms[vm].host == self.plan.vms[to].host
-            && theirs.is_some_and(|theirs| Arc::ptr_eq(&kernel.gate, &theirs.gate))
-    }
-
-    /// P of a member on the same host rises when something is sent to it.
-    fn raise_beside(&mut self, vm: usize, to: usize) {
-        let (from, to) = (&self.vms[vm].pending, &self.vms[to].pending);
-        if self.has_bug(OnTheWay::HandingOverForgotten) {
-            return;
-        }
-        match self.plan.groups[self.plan.vms[vm].group].form {
-            Form::Vector => to.merge(&from.read()),
-            Form::Hlc => to.publish_at(WriterId(0), Seq::ZERO, from.read_hlc()),
-        }
-        self.counts.handed_over += 1;
     }
 
     /// A packet without a tag has waited for what it depends on, as far as its sender answers for it.
     pub fn send_untagged(&mut self, vm: usize, to: usize, packet: &Packet) {
-        let from = Source::Member(vm);
         let (known, rumours) = (packet.known.clone(), packet.hearsay.clone());
-        let (options, said, within) = (Vec::new(), None, None);
-        self.fly(Flying { from, to, options, said, known, rumours, within });
+        self.fly_as(Node::Vm(vm), to, packet.frame.clone(), known, rumours);
+    }
+
+    /// Without a tag.
+    fn fly_as(&mut self, from: Node, to: usize, frame: Vec<u8>, known: Known, rumours: Known) {
+        self.fly(Flying { from, to, frame, tagged: None, known, rumours, within: None });
     }
 
     /// A packet has left in mode async: its receiver hears what nobody has waited for. A client may
     /// tell another member.
     pub fn rumour(&mut self, vm: usize, packet: &Packet) -> Checked {
         let group = self.plan.vms[vm].group;
-        let (from, to) = match packet.to {
-            Some(to) => (Source::Member(vm), to),
+        let (from, to, frame) = match packet.to {
+            Some(to) => (Node::Vm(vm), to, packet.frame.clone()),
             None => {
                 let members: Vec<_> = self.plan.groups[group].members().collect();
                 if !self.rng.chance(1, 4) {
                     return Ok(());
                 }
-                (Source::Client, *self.rng.pick(&members))
+                let to = *self.rng.pick(&members);
+                let frame = self.frame(Node::Client, Node::Vm(to), DATA, Room::Enough);
+                (Node::Client, to, frame)
             }
         };
-        let (known, rumours) = (self.nothing(to), packet.everything());
-        let (options, said, within) = (Vec::new(), None, None);
-        self.fly(Flying { from, to, options, said, known, rumours, within });
+        self.fly_as(from, to, frame, self.nothing(to), packet.everything());
         Ok(())
     }
 
@@ -190,13 +172,26 @@ impl World {
         vec![Default::default(); self.plan.writers_max(self.plan.vms[vm].group)]
     }
 
-    fn everything(&self, vm: usize) -> CountVector {
-        let writers = self.plan.writers_max(self.plan.vms[vm].group) as u16;
-        (0..writers).map(|writer| (WriterId(writer), Seq(u64::MAX))).collect()
+    /// A packet with a tag, by whoever makes one.
+    fn tagged_frame(&self, sketch: Sketch, codec: &Codec, keys: TagKeys, stamp: &Stamp) -> Vec<u8> {
+        let Sketch { family, from, to, .. } = sketch;
+        let codec = codec.sealing(keys, from.address(family), to.address(family));
+        let (protocol, body) = sketch.body();
+        let mut tag = Vec::new();
+        match family {
+            Family::Four => {
+                codec.encode_ipv4(IPV4_OPTION, stamp, &mut tag);
+                sketch.packet(protocol, &tag, &body)
+            }
+            Family::Six => {
+                codec.encode_ipv6(protocol, stamp, &mut tag);
+                sketch.packet(DESTINATION_OPTIONS, &tag, &body)
+            }
+        }
     }
 
     /// Somebody who is not of the group sends a tag that looks like the group's.
-    pub fn forge(&mut self, to: usize) {
+    pub fn forge(&mut self, to: usize) -> Checked {
         let group = self.plan.vms[to].group;
         let ahead = self.rng.range(1..1 << 20);
         // A seq that no run can have lost: for any other the writer would give out so many records.
@@ -209,28 +204,69 @@ impl World {
             ),
             Stamp::Hlc(hlc) => Stamp::Hlc(Hlc(hlc.0 + (ahead << 8))),
         };
-        self.lie(to);
-        let mut options = Vec::new();
-        self.plan.codec(group).encode_ipv4(IPV4_OPTION, &stamp, &mut options);
-        let (from, known, rumours) = (Source::Stranger, self.nothing(to), self.nothing(to));
-        self.fly(Flying { from, to, options, said: None, known, rumours, within: None });
+        self.lie(to)?;
+        let sketch = self.sketch(Node::Stranger, Node::Vm(to), DATA, Room::Enough);
+        // The key is not the group's.
+        let keys = TagKeys::only(tag::TagKey([ahead, 1]));
+        let codec = self.plan.codec(group);
+        let frame = self.tagged_frame(sketch, &codec, keys, &stamp);
+        self.fly_as(Node::Stranger, to, frame, self.nothing(to), self.nothing(to));
+        // And in a member's name.
+        let Some(from) = self.another_member(to) else { return Ok(()) };
+        let frame = self.tagged_frame(Sketch { from, ..sketch }, &codec, keys, &stamp);
+        let interface = self.interface_from(Node::Stranger, to);
+        self.is_refused(to, from, interface, &frame)
+    }
+
+    /// None: all others were taken out.
+    fn another_member(&self, vm: usize) -> Option<Node> {
+        let mut members = self.plan.groups[self.plan.vms[vm].group].members();
+        members.find(|other| *other != vm).map(Node::Vm)
     }
 
     /// A member that lies says so with the right seal: nothing of it may be believed.
-    fn lie(&self, to: usize) {
-        let Some(kernel) = &self.vms[to].kernel else { return };
-        let Some(terms) = kernel.gate.tag_terms() else { return };
-        let base = self.base_of(to);
-        let tag::Form::Vector { writers } = kernel.codec.form() else { return };
+    fn lie(&mut self, to: usize) -> Checked {
+        let Some(kernel) = &self.vms[to].kernel else { return Ok(()) };
+        let Some(terms) = kernel.gate.tag_terms() else { return Ok(()) };
+        let (codec, base) = (kernel.codec, self.base_of(to));
+        let tag::Form::Vector { writers } = codec.form() else { return Ok(()) };
         // Above all that there is, and less than half of what 32 bits hold.
         let beyond = |writer| (writer, Seq(base.get(writer).0.saturating_add(1 << 30)));
         let stamp = Stamp::Vector((0..writers).map(WriterId).map(beyond).collect());
-        let mut options = Vec::new();
-        let codec = sealing(kernel, &terms);
-        codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
-        let body = tag::find_ipv4(&options, IPV4_OPTION).expect("whole").expect("a tag");
-        let believed = codec.decode(body, &base, &terms.reachable);
-        assert!(believed.is_err(), "vm {to} believes {stamp:?}");
+        let Some(from) = self.another_member(to) else { return Ok(()) };
+        let sketch = self.sketch(from, Node::Vm(to), DATA, Room::Enough);
+        let frame = self.tagged_frame(sketch, &codec, terms.keys, &stamp);
+        let interface = self.interface_from(from, to);
+        self.is_refused(to, from, interface, &frame)
+    }
+
+    /// A tag in the name of a member is not believed: the packet is dropped, and P is as it was.
+    fn is_refused(&mut self, vm: usize, from: Node, interface: u32, frame: &[u8]) -> Checked {
+        let removed = self.removed_writers(vm);
+        let known = |world: &World| {
+            let (p, hlc) = (world.vms[vm].pending.read(), world.vms[vm].pending.read_hlc());
+            (p.entries().filter(|(w, _)| !removed.contains(w)).collect::<CountVector>(), hlc)
+        };
+        let before = known(self);
+        let Some(ran) = self.run_programs(vm, Direction::ToGuest, interface, frame) else {
+            return Ok(());
+        };
+        let after = known(self);
+        let is_let_in = ran.tried.passed && self.knows(vm, from);
+        check(before == after && !is_let_in, Checker::Outsider, || {
+            format!("vm {vm} believes {from:?}: {:?}, P was {before:?}, is {after:?}", ran.counted)
+        })
+    }
+
+    /// Whether the programs of a member take packets from there for those of a member.
+    fn knows(&self, vm: usize, from: Node) -> bool {
+        let kernel = self.vms[vm].kernel.as_ref();
+        matches!(from, Node::Vm(from) if kernel.is_some_and(|kernel| kernel.peers.contains(&from)))
+    }
+
+    fn removed_writers(&self, vm: usize) -> Vec<WriterId> {
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        group.removed.iter().map(|vm| WriterId(self.plan.vms[*vm].writer)).collect()
     }
 
     /// max(P, C), as the kernel programs see them.
@@ -264,95 +300,74 @@ impl World {
         }
     }
 
-    /// A packet comes to the host of its receiver: merge, strip, and only then the guest.
+    /// A packet comes to the host of its receiver: first the programs, and only then the guest.
     pub fn arrives(&mut self, number: u64) -> Checked {
         let Some(packet) = self.lan.flying.remove(&number) else { return Ok(()) };
-        let vm = packet.to;
+        let (vm, from) = (packet.to, packet.from);
+        let before = (self.vms[vm].pending.read(), self.vms[vm].pending.read_hlc());
+        let interface = self.interface_from(from, vm);
         // No host, no network.
-        let Some(kernel) = self.vms[vm].kernel.clone() else { return Ok(()) };
-        let mut options = packet.options;
-        if self.has_bug(OnTheWay::StripBeforeMerge) {
-            options.clear();
-        }
-        let Ok(tag) = tag::find_ipv4(&options, IPV4_OPTION) else { return Ok(()) };
-        let is_peer = match packet.from {
-            Source::Member(from) => kernel.peers.contains(&from),
-            Source::Client => false,
-            Source::Stranger => self.has_bug(OnTheWay::OutsiderMerged),
+        let Some(ran) = self.run_programs(vm, Direction::ToGuest, interface, &packet.frame) else {
+            return Ok(());
         };
-        if let Some(body) = tag.filter(|_| is_peer) {
-            let Some(terms) = kernel.gate.tag_terms() else { return Ok(()) };
-            let (codec, reachable) = match packet.from {
-                // Planted: nobody has asked who it is.
-                Source::Stranger => (kernel.codec, self.everything(vm)),
-                Source::Member(_) | Source::Client => (sealing(&kernel, &terms), terms.reachable),
-            };
-            let base = match self.plant {
-                Some(Plant::OnTheWay(OnTheWay::RebuiltNextToPending)) => {
-                    self.vms[vm].pending.read()
-                }
-                Some(Plant::OnTheWay(OnTheWay::WrapForgotten)) => CountVector::new(),
-                _ => self.base_of(vm),
-            };
-            match codec.decode(body, &base, &reachable) {
-                Ok(stamp) => {
-                    self.check_rebuilt(vm, &stamp, packet.said.as_ref().map(|(said, _)| said))?;
-                    if !self.merge(vm, &kernel.gate, &stamp) {
-                        return Ok(());
-                    }
-                }
-                // Before the group was changed.
-                Err(_) if packet.said.is_some_and(|(_, said)| !said.is_of_same_group(&codec)) => {
-                    return Ok(());
-                }
-                Err(error) => return self.refused_tag(vm, error),
-            }
+        self.check_merged(&packet, &ran, before)?;
+        match ran.counted {
+            Some("merged") => self.counts.merged += 1,
+            Some("dropped_ahead") => self.counts.ahead += 1,
+            _ => {}
         }
-        self.check_pending(vm)?;
-        match packet.from {
-            Source::Member(_) | Source::Client => {
-                note!(self, "guest {vm} hears from {:?}: {:?}", packet.from, packet.known);
-                self.hears(vm, &packet.known, &packet.rumours)
-            }
-            Source::Stranger => Ok(()),
-        }
-    }
-
-    fn has_bug(&self, bug: OnTheWay) -> bool {
-        self.plant == Some(Plant::OnTheWay(bug))
-    }
-
-    /// Whether the packet may go on to the guest.
-    fn merge(&mut self, vm: usize, gate: &SimGate, stamp: &Stamp) -> bool {
-        let now = self.host_now(self.plan.vms[vm].host);
-        let pending = &self.vms[vm].pending;
-        match stamp {
-            _ if self.has_bug(OnTheWay::MergeForgotten) => {}
-            Stamp::Vector(vector) => pending.merge(vector),
-            Stamp::Hlc(hlc) if gate.is_ahead(*hlc, now) => {
-                self.counts.ahead += 1;
-                return false;
-            }
-            Stamp::Hlc(hlc) => pending.publish_at(WriterId(0), Seq::ZERO, *hlc),
-        }
-        self.counts.merged += 1;
-        true
-    }
-
-    /// Nothing on this network damages a tag. But who has not heard that a writer was taken out
-    /// cannot read what stands for it.
-    fn refused_tag(&self, vm: usize, error: TagError) -> Checked {
-        if !self.plan.groups[self.plan.vms[vm].group].removed.is_empty() {
+        if !ran.tried.passed {
             return Ok(());
         }
-        check(false, Checker::Tag, || format!("vm {vm} refuses a tag: {error}"))
+        self.check_pending(vm)?;
+        match from {
+            Node::Vm(_) | Node::Client => {
+                note!(self, "guest {vm} hears from {from:?}: {:?}", packet.known);
+                self.hears(vm, &packet.known, &packet.rumours)
+            }
+            Node::Stranger => Ok(()),
+        }
     }
 
-    /// 32 bits of each entry were enough.
-    fn check_rebuilt(&self, vm: usize, found: &Stamp, said: Option<&Stamp>) -> Checked {
-        let has_removed = !self.plan.groups[self.plan.vms[vm].group].removed.is_empty();
-        let as_said = said.is_none_or(|said| said == found || has_removed);
-        check(as_said, Checker::Tag, || format!("vm {vm} reads the tag {found:?}, it was {said:?}"))
+    /// The guest gets the packet as it was sent, and P rises to what its tag had to say, no further and no less: 32 bits of each
+    /// entry were enough. Nothing on this network damages a tag.
+    fn check_merged(&self, packet: &Flying, ran: &Ran, before: (CountVector, Hlc)) -> Checked {
+        let vm = packet.to;
+        let fares = |what: &str| format!("vm {vm}: a packet of {:?} {what}: {ran:?}", packet.from);
+        let codec = self.vms[vm].kernel.as_ref().expect("it has programs").codec;
+        let sent = packet.tagged.as_ref().map_or(&packet.frame, |(frame, ..)| frame);
+        match ran.counted {
+            Some("dropped_ahead" | "dropped_untrusted") => return Ok(()),
+            Some("dropped_malformed") => {
+                // Of a group before it was changed, or who has not heard that a writer was taken out.
+                let tagged = packet.tagged.as_ref();
+                let is_old = tagged.is_some_and(|(.., said)| !said.is_of_same_group(&codec));
+                let is_known = is_old || !self.removed_writers(vm).is_empty();
+                return check(is_known, Checker::Tag, || fares("is refused"));
+            }
+            // A stranger's: in IPv6 the place of the tag stays.
+            Some("stripped_foreign") => return Ok(()),
+            Some("merged") | None => {}
+            Some(_) => return check(false, Checker::Tag, || fares("fares so")),
+        }
+        let is_as_sent = ran.tried.frame == *sent || packet.from == Node::Stranger;
+        check(is_as_sent, Checker::Tag, || fares("is changed"))?;
+        if !self.removed_writers(vm).is_empty() {
+            return Ok(());
+        }
+        let (mut p, mut hlc) = before;
+        match packet.tagged.as_ref().filter(|_| ran.counted.is_some()) {
+            Some((_, Stamp::Vector(said), _)) => {
+                p.merge(said);
+            }
+            Some((_, Stamp::Hlc(said), _)) => hlc = hlc.max(*said),
+            None => {}
+        }
+        let after = (self.vms[vm].pending.read(), self.vms[vm].pending.read_hlc());
+        let is_stranger = packet.from == Node::Stranger;
+        check(after == (p.clone(), hlc) || is_stranger, Checker::Tag, || {
+            format!("P of vm {vm} is {after:?} after a tag that makes it {:?}", (p, hlc))
+        })
     }
 
     /// P names nothing that no writer of the group has ever admitted, or is about to.

@@ -20,7 +20,8 @@
 //! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
 //! | `around` | a host, as the loop of one of its groups sees it |
 //! | [`backup`], `group_driver`, [`told`], [`server`] | the backup server |
-//! | [`guest`], [`disk`], [`files`], [`net`], [`lan`] | what is simulated |
+//! | [`guest`], [`disk`], [`files`], [`net`], [`lan`], [`frames`] | what is simulated |
+//! | [`programs`] | the kernel programs on the interfaces of members |
 //! | [`faults`], [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
@@ -39,6 +40,7 @@ mod driver;
 pub mod failure;
 pub mod faults;
 pub mod files;
+pub mod frames;
 pub mod gate;
 pub(crate) mod group_driver;
 mod growing;
@@ -57,6 +59,7 @@ pub mod owner;
 pub mod past;
 pub mod plant;
 pub mod probe;
+pub mod programs;
 pub mod rng;
 mod rot;
 pub mod run;

@@ -1,5 +1,6 @@
 //! Bugs that are planted on purpose, to show that the checkers bite.
 
+use tidelock_native::Planted;
 use tidelock_planted::Bug;
 
 /// A planted bug.
@@ -7,29 +8,17 @@ use tidelock_planted::Bug;
 pub enum Plant {
     /// In production's code.
     Production(Bug),
-    /// In what the simulator does in the place of kernel programs and of the daemon's start.
+    /// In the kernel programs: a copy of their text with the bug in it.
+    Programs(Planted),
+    /// In what the simulator does in the place of the daemon's start.
     OnTheWay(OnTheWay),
 }
 
 /// Bugs of the glue between production's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTheWay {
-    /// A tag is read and not merged.
-    MergeForgotten,
-    /// A packet goes to a member on the same host, whose P stays as it was.
-    HandingOverForgotten,
-    /// A tag is taken away before anybody has read it.
-    StripBeforeMerge,
-    /// A packet gets no tag as soon as C has its sender's own writes.
-    OwnEntryCovers,
-    /// A stranger's tag is merged.
-    OutsiderMerged,
     /// A daemon starts its clock anew.
     HlcGoesBack,
-    /// The upper half of a tag's entries is rebuilt next to P, which may know nothing of a writer.
-    RebuiltNextToPending,
-    /// There is no upper half.
-    WrapForgotten,
     /// Nobody waits until it is known what a guest has heard.
     FloorNotAwaited,
     /// A write is begun on the local disk before the backlog on disk has its record.
@@ -95,14 +84,14 @@ pub const PLANTS: [(&str, Plant); 64] = [
     ("written-before-kept", Plant::OnTheWay(OnTheWay::WrittenBeforeKept)),
     ("boot-ignored", Plant::OnTheWay(OnTheWay::BootIgnored)),
     ("unrecorded-unnamed", Plant::Production(Bug::UnrecordedUnnamed)),
-    ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
-    ("own-entry-covers", Plant::OnTheWay(OnTheWay::OwnEntryCovers)),
-    ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
-    ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
-    ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),
+    ("merge-forgotten", Plant::Programs(Planted::MergeForgotten)),
+    ("last-entry-forgotten", Plant::Programs(Planted::LastEntryForgotten)),
+    ("handing-over-forgotten", Plant::Programs(Planted::HandingOverForgotten)),
+    ("strip-before-merge", Plant::Programs(Planted::StripBeforeMerge)),
+    ("outsider-merged", Plant::Programs(Planted::OutsiderMerged)),
     ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),
-    ("rebuilt-next-to-pending", Plant::OnTheWay(OnTheWay::RebuiltNextToPending)),
-    ("wrap-forgotten", Plant::OnTheWay(OnTheWay::WrapForgotten)),
+    ("rebuilt-next-to-pending", Plant::Programs(Planted::RebuiltNextToPending)),
+    ("wrap-forgotten", Plant::Programs(Planted::WrapForgotten)),
     ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
     ("given-up-before-shut", Plant::Production(Bug::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
@@ -128,6 +117,6 @@ impl Plant {
 pub fn in_this_thread(plant: Option<Plant>) {
     tidelock_planted::plant(match plant {
         Some(Plant::Production(bug)) => Some(bug),
-        Some(Plant::OnTheWay(_)) | None => None,
+        Some(Plant::Programs(_) | Plant::OnTheWay(_)) | None => None,
     });
 }

@@ -6,6 +6,7 @@
 use crate::beating;
 use crate::contact;
 use crate::disk::SECTOR_BYTES;
+use crate::frames::Family;
 use crate::growing;
 use crate::homing;
 use crate::narrow::{self, NarrowPlan};
@@ -185,6 +186,8 @@ pub struct LanPlan {
     pub untaggable: u64,
     /// Packets of a thousand that a stranger sends, with a tag that looks like the group's.
     pub forged: u64,
+    /// Address family of all packets; `None`: packets of both take turns.
+    pub family: Option<Family>,
 }
 
 /// What can go wrong.
@@ -447,6 +450,9 @@ impl Scenario {
 }
 
 fn draw_lan(rng: &mut Rng) -> LanPlan {
+    // The other draws are those of a world without address families.
+    let mut families = Rng::new(rng.clone().number().rotate_left(56));
+    let family = *families.pick(&[Some(Family::Four), Some(Family::Six), None]);
     let mut per_mille = |most| if rng.chance(1, 2) { 0 } else { rng.below(most) };
     let (lost, doubled, untaggable, forged) =
         (per_mille(200), per_mille(200), per_mille(200), per_mille(100));
@@ -457,6 +463,7 @@ fn draw_lan(rng: &mut Rng) -> LanPlan {
         doubled,
         untaggable,
         forged,
+        family,
     }
 }
 

@@ -16,6 +16,7 @@ use crate::net::{ConnId, Net, Way};
 use crate::oracle::WriterOracle;
 use crate::owner::MemberRun;
 use crate::plant::Plant;
+use crate::programs::Loaded;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{S, Schedule, US};
@@ -142,6 +143,8 @@ pub struct Vm {
     pub pending: Arc<Pending>,
     /// What the kernel programs know of the group: from the last daemon.
     pub kernel: Option<Kernel>,
+    /// The kernel programs, from the first packet on that a daemon's settings are used for.
+    pub(crate) programs: Option<Loaded>,
     /// Local requests fail in one of so many cases; 0: never.
     pub errors_one_in: u64,
     /// The local disks are so much slower.
@@ -177,6 +180,7 @@ impl Vm {
             run: None,
             pending: Arc::new(Pending::new()),
             kernel: None,
+            programs: None,
             errors_one_in: 0,
             slow_factor: 1,
             switched: false,
@@ -226,6 +230,8 @@ pub struct Counts {
     pub covered: u64,
     /// Packets of members that could not be tagged, and waited instead.
     pub untagged: u64,
+    /// Packets that left past the gate's queue: the programs saw that C covers them, or that nothing is held.
+    pub past_queue: u64,
     /// Idle records.
     pub idles: u64,
     /// Members that were held until it was known what their guests had heard.

@@ -166,7 +166,7 @@ fn known_seed(name: &str) -> u64 {
         | "map-keeps-void"
         | "watermark-ignores-idle" => 5,
         "newcomer-not-told" | "wrap-forgotten" => 6,
-        "merge-forgotten" | "own-entry-covers" | "strip-before-merge" => 7,
+        "merge-forgotten" | "last-entry-forgotten" | "strip-before-merge" => 7,
         "ceiling-passed" | "damage-folded-as-good" | "damage-not-listed" | "waypoint-too-early" => {
             8
         }
@@ -220,10 +220,10 @@ fn every_planted_bug_is_caught() {
             "given-up-before-shut" => &[Checker::Fence],
             "switch-forgotten" => &[Checker::Fence, Checker::Switch],
             "others-not-awaited" => &[Checker::Switch],
-            "merge-forgotten"
-            | "strip-before-merge"
+            "merge-forgotten" => &[Checker::Tag],
+            "strip-before-merge"
             | "handing-over-forgotten"
-            | "own-entry-covers"
+            | "last-entry-forgotten"
             | "unrecorded-unnamed" => &[Checker::OutputCommit, Checker::Closed],
             "outsider-merged" => &[Checker::Outsider],
             "rebuilt-next-to-pending" | "wrap-forgotten" => &[Checker::Tag],
@@ -271,7 +271,7 @@ fn every_planted_bug_is_caught() {
 /// compare what a client knows, or what the disks hold, must notice as well.
 #[test]
 fn the_checkers_behind_the_first_one_bite_too() {
-    let hunts: [(&str, Checker, u64, &[Checker]); 12] = [
+    let hunts: [(&str, Checker, u64, &[Checker]); 13] = [
         (
             "publish-after-completion",
             Checker::PublishBeforeComplete,
@@ -317,7 +317,8 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ),
         ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 10, &[Checker::ToldRows]),
-        ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
+        ("merge-forgotten", Checker::Tag, 8, &[Checker::OutputCommit, Checker::Closed]),
+        ("strip-before-merge", Checker::OutputCommit, 8, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 457, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 82, &[Checker::Closed]),
         (
