@@ -253,9 +253,10 @@ impl World {
         };
         let after = known(self);
         let is_let_in = ran.tried.passed && self.knows(vm, from);
-        check(before == after && !is_let_in, Checker::Outsider, || {
-            format!("vm {vm} believes {from:?}: {:?}, P was {before:?}, is {after:?}", ran.counted)
-        })
+        check(before == after, Checker::Outsider, || {
+            format!("vm {vm} believes a liar ({:?}): P was {before:?}, is {after:?}", ran.counted)
+        })?;
+        check(!is_let_in, Checker::Tag, || format!("vm {vm} lets a liar's packet in: {ran:?}"))
     }
 
     /// Whether the programs of a member take packets from there for those of a member.
@@ -342,7 +343,8 @@ impl World {
                 // Of a group before it was changed, or who has not heard that a writer was taken out.
                 let tagged = packet.tagged.as_ref();
                 let is_old = tagged.is_some_and(|(.., said)| !said.is_of_same_group(&codec));
-                let is_known = is_old || !self.removed_writers(vm).is_empty();
+                let is_known =
+                    is_old || !self.removed_writers(vm).is_empty() || packet.from == Node::Stranger;
                 return check(is_known, Checker::Tag, || fares("is refused"));
             }
             // A stranger's: in IPv6 the place of the tag stays.
