@@ -1,5 +1,5 @@
-//! Compiles the kernel programs for the host with clang, which the kernel's copy is compiled with as well: once as they are,
-//! and once for each planted fault.
+//! Compiles the kernel programs for the host with clang, which the kernel's copy is compiled with as well: once as
+//! they are, and once for each planted fault.
 
 #[path = "src/planted.rs"]
 mod planted;

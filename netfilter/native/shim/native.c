@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The kernel programs as functions of the host: netfilter/bpf/tag.bpf.c as it is, with the headers in include/ in the place
- * of libbpf's. Their maps are what the caller of RUN passes, so that each member of a simulation has its own.
+ * The kernel programs as functions of the host: netfilter/bpf/tag.bpf.c as it is, with the headers in include/ in the
+ * place of libbpf's. Their maps are what the caller of RUN passes, so that each member of a simulation has its own.
  * src/call.rs says the same as struct call in Rust. RUN and CPU_BYTES are names that the build gives to each copy.
  */
 #include "tag.bpf.c"

@@ -147,12 +147,12 @@ pub(crate) fn run(
         has_judge: maps.has_judge.into(),
         to_guest: (direction == Direction::ToGuest).into(),
     };
-    // SAFETY: all that the call points to is borrowed until it returns, has the layout that C knows (repr(C), and the types of
-    // tidelock-tagging, which the kernel's copy of the programs is given as well), and as many elements as the counts say. The
-    // cells are atomics: the programs change P and the crossing by atomic instructions, and only read C. The CPU's memory and
-    // the buffer are borrowed mutably, and are as large as C takes them to be: the programs reach a frame by its length alone,
-    // and make it longer only into the headroom, by the difference of one tag. Nothing of it is kept: `current` is of this
-    // thread, and reset.
+    // SAFETY: all that the call points to is borrowed until it returns, has the layout that C knows (repr(C), and the
+    // types of tidelock-tagging, which the kernel's copy of the programs is given as well), and as many elements as
+    // the counts say. The cells are atomics: the programs change P and the crossing by atomic instructions, and only
+    // read C. The CPU's memory and the buffer are borrowed mutably, and are as large as C takes them to be: the
+    // programs reach a frame by its length alone, and make it longer only into the headroom, by one tag, which
+    // `Programs::new` bounds. Nothing of it is kept: `current` is of this thread, and reset.
     let verdict = unsafe { run_of(of.planted)(&raw mut call) };
     let start = call.frame.addr() - range.start.addr();
     let frame = &buffer[start..start + call.frame_bytes as usize];

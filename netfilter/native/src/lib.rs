@@ -1,15 +1,15 @@
 //! The kernel programs (`netfilter/bpf/`) as functions of this process: the same text, compiled for the host.
 //!
-//! A shim (`shim/`) stands for the kernel: the helpers that the programs call, on a frame in memory, and their maps, which the
-//! caller passes with each frame ([`Maps`]). P and C are the cells that the daemon's gate shares with the programs in production.
-//! So the simulator runs the programs themselves in its network, and a test here gives random frames to them and to the kernel
-//! and compares what becomes of them.
+//! A shim (`shim/`) stands for the kernel: the helpers that the programs call, on a frame in memory, and their maps,
+//! which the caller passes with each frame ([`Maps`]). P and C are the cells that the daemon's gate shares with the
+//! programs in production. So the simulator runs the programs themselves in its network, and a test here gives random
+//! frames to them and to the kernel and compares what becomes of them.
 //!
-//! Not in this model: packets of the network stack's offloads (GSO), packets whose headers do not lie in one piece, several
-//! CPUs at once, and tags of a VLAN that the kernel has taken out of a frame.
+//! Not in this model: packets of the network stack's offloads (GSO), packets whose headers do not lie in one piece,
+//! several CPUs at once, and tags of a VLAN that the kernel has taken out of a frame.
 //!
-//! The programs are licensed under the GNU General Public License, version 2 only. What is linked with them is for tests, and
-//! is not distributed.
+//! The programs are licensed under the GNU General Public License, version 2 only. What is linked with them is for
+//! tests, and is not distributed.
 
 mod call;
 mod planted;
@@ -18,6 +18,7 @@ pub use planted::Planted;
 
 use std::net::IpAddr;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::tag::{Form, IPV6_WRITERS_MAX};
 use tidelock_tagging::{
     Addresses, CommittedCells, Config, CrossingCells, Direction, PendingCells, Settings,
     TaggingStats, Tried, WAY_ELSEWHERE, WAY_HERE, key_of,
@@ -28,14 +29,14 @@ const ETHERNET_BYTES: usize = 14;
 /// `TC_ACT_UNSPEC`: other filters and the network may have the packet.
 const GOES_ON: i32 = -1;
 
-/// What the programs of a member share with others, and the time.
+/// Maps of a member's programs, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Maps<'a> {
     /// P of the member.
     pub pending: &'a PendingCells,
     /// C of the group, as this host knows it.
     pub committed: &'a CommittedCells,
-    /// How far the gate's queue is behind the programs.
+    /// Progress of the gate's queue with what the programs have left to it.
     pub crossing: &'a CrossingCells,
     /// P of each member on this host, by its addresses.
     pub neighbours: &'a [(IpAddr, &'a PendingCells)],
@@ -58,10 +59,13 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// As [`MemberTags::load`](tidelock_tagging::MemberTags::load) makes them for the kernel. `run`: of the daemon, as in
-    /// [`PendingCells::run`]. `pass_mark`: in the mark of a packet that may leave.
+    /// As [`MemberTags::load`](tidelock_tagging::MemberTags::load) makes them for the kernel. `run`: of the daemon, as
+    /// in [`PendingCells::run`]. `pass_mark`: in the mark of a packet that may leave.
     #[must_use]
     pub fn new(settings: &Settings, addresses: &Addresses, run: u64, pass_mark: u32) -> Self {
+        if let Form::Vector { writers } = settings.codec.form() {
+            assert!(writers <= IPV6_WRITERS_MAX, "the programs have no room for a longer tag");
+        }
         let mut this = Self {
             config: settings.config(run, pass_mark),
             peers: Vec::new(),
@@ -107,7 +111,7 @@ impl Programs {
         Tried { passed: verdict == GOES_ON, mark, frame }
     }
 
-    /// What the programs have done.
+    /// Counters of the programs.
     #[must_use]
     pub fn stats(&self) -> TaggingStats {
         let counters = self.cpu[..TaggingStats::COUNT].try_into().expect("they come first");

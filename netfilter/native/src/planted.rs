@@ -1,5 +1,5 @@
-//! Known faults in the programs, to show that the simulator's checkers find them. Each is a copy of the program text with
-//! replacements in it. The build fails if a text that is to be replaced does not stand there exactly once.
+//! Known faults in the programs, to show that the simulator's checkers find them. Each is a copy of the program text
+//! with replacements in it. The build fails if a text that is to be replaced does not stand there exactly once.
 
 /// A fault in a copy of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

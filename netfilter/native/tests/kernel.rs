@@ -28,7 +28,7 @@ const CASES: u32 = 1500;
 /// Of this process's programs for the member and for the other one.
 const RUN: u64 = 77;
 
-/// How the group stands, besides P and C.
+/// State of the group, besides P and C.
 #[derive(Clone, Debug)]
 struct State {
     is_incomplete: bool,

@@ -267,7 +267,8 @@ impl Briefing {
         Self { wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
     }
 
-    /// To be called with the state's lock held, after every change. `has_ended`: the gate's thread. `now`: as [`crate::now`].
+    /// To be called with the state's lock held, after every change. `has_ended`: the gate's thread. `now`: as
+    /// [`crate::now`].
     pub fn tell(
         &self,
         cells: &CommittedCells,

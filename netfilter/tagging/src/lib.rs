@@ -149,7 +149,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What the programs of a member find in their configuration. `run`: as in [`PendingCells::run`]. `pass_mark`: in the mark
+    /// Configuration of a member's programs. `run`: as in [`PendingCells::run`]. `pass_mark`: in the mark
     /// of packets that may leave.
     #[must_use]
     pub fn config(&self, run: u64, pass_mark: u32) -> Config {

@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// What is in the way of a tag.
+/// An obstacle to a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     /// Nothing.
@@ -82,7 +82,7 @@ pub struct Sketch {
     pub to: Node,
     /// Data, or an acknowledgement.
     pub kind: Kind,
-    /// What is in the way of a tag.
+    /// An obstacle to a tag.
     pub room: Room,
     /// In its payload, so that no two are the same.
     pub number: u64,

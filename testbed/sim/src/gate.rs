@@ -365,7 +365,8 @@ impl World {
         Ok(())
     }
 
-    /// A packet leaves for its client, or untagged for another member: released by the gate's thread, or past its queue.
+    /// A packet leaves for its client, or untagged for another member: released by the gate's thread, or past its
+    /// queue.
     pub(crate) fn leave(
         &mut self,
         vm: usize,

@@ -1,6 +1,6 @@
-//! The network between members: packets are lost, doubled and overtake each other. A packet is a frame: the kernel programs
-//! of the sender's interface have it first, and those of the receiver's last ([`crate::programs`]). What they make of it decides
-//! here: the checkers know what each guest knows, and what a tag had to say.
+//! The network between members: packets are lost, doubled and overtake each other. A packet is a frame: the kernel
+//! programs of the sender's interface have it first, and those of the receiver's last ([`crate::programs`]). Their
+//! verdicts decide here. The checkers know the knowledge of each guest, and what a tag had to say.
 
 use crate::failure::{Checked, Checker, check};
 use crate::frames::{Family, Node, Room, Sketch};
@@ -259,7 +259,7 @@ impl World {
         check(!is_let_in, Checker::Tag, || format!("vm {vm} lets a liar's packet in: {ran:?}"))
     }
 
-    /// Whether the programs of a member take packets from there for those of a member.
+    /// True if the programs of a member take packets from there for those of a member.
     fn knows(&self, vm: usize, from: Node) -> bool {
         let kernel = self.vms[vm].kernel.as_ref();
         matches!(from, Node::Vm(from) if kernel.is_some_and(|kernel| kernel.peers.contains(&from)))
@@ -330,8 +330,8 @@ impl World {
         }
     }
 
-    /// The guest gets the packet as it was sent, and P rises to what its tag had to say, no further and no less: 32 bits of each
-    /// entry were enough. Nothing on this network damages a tag.
+    /// The guest gets the packet as it was sent, and P rises to what its tag had to say, no further and no less: 32
+    /// bits of each entry were enough. Nothing on this network damages a tag.
     fn check_merged(&self, packet: &Flying, ran: &Ran, before: (CountVector, Hlc)) -> Checked {
         let vm = packet.to;
         let fares = |what: &str| format!("vm {vm}: a packet of {:?} {what}: {ran:?}", packet.from);

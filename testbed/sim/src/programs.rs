@@ -1,5 +1,5 @@
-//! The kernel programs on the interface of each member: production's text, compiled for the host. A daemon sets them up;
-//! they outlive it, as its C does.
+//! The kernel programs on the interface of each member: production's text, compiled for the host. A daemon sets them
+//! up; they outlive it, as its C does.
 
 use crate::frames::{Family, Node, PATH_MTU};
 use crate::gate::SimGate;
@@ -33,8 +33,8 @@ pub(crate) struct Loaded {
 pub(crate) struct Ran {
     /// Verdict, mark and bytes.
     pub tried: Tried,
-    /// The counter that has risen, of the last one that had a say: a packet that goes the way to the outside is counted for its
-    /// reason as well (`gated_..`). None: the packet is nothing that the program does anything about.
+    /// The counter that has risen, of the last one that had a say: a packet that goes the way to the outside is
+    /// counted for its reason as well (`gated_..`). None: the packet is nothing that the program does anything about.
     pub counted: Option<&'static str>,
 }
 
@@ -56,7 +56,7 @@ impl World {
         let kernel = self.vms[vm].kernel.as_ref()?;
         let loaded = loaded.filter(|loaded| Arc::ptr_eq(&loaded.gate, &kernel.gate));
         let mut loaded = loaded.unwrap_or_else(|| self.load(vm, kernel));
-        // Who was set up by the same daemon.
+        // Members set up by the same daemon.
         let beside = |other: &usize| {
             let theirs = self.vms[*other].kernel.as_ref();
             theirs.is_some_and(|theirs| Arc::ptr_eq(&theirs.gate, &kernel.gate))

@@ -18,8 +18,8 @@
 #define __array(name, value) value *name[]
 
 /*
- * Makes the definition of CONFIG, which the loader fills in once for each member, a declaration of this function, and each
- * use of CONFIG a call of it.
+ * Makes the definition of CONFIG, which the loader fills in once for each member, a declaration of this function, and
+ * each use of CONFIG a call of it.
  */
 struct config;
 SEC("config") const volatile struct config *config_of_member(void);
@@ -106,7 +106,7 @@ static inline long bpf_skb_change_tail(struct __sk_buff *skb, __u32 len, __u64 f
 /* Bytes in front of a frame, for what is added to it. */
 #define HEADROOM_BYTES 320
 
-/* Makes or closes a gap behind the fixed network header. Frames of the network stack's offloads are not in this model. */
+/* Makes or closes a gap behind the fixed network header. Frames of offloads are not in this model. */
 static inline long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 by, __u32 mode, __u64 flags)
 {
 	__u32 network = skb->protocol == bpf_htons(0x0800) ? 20 : 40, before = 14 + network;
