@@ -31,6 +31,8 @@ pub mod handover;
 #[cfg(feature = "host")]
 pub mod heartbeat;
 #[cfg(feature = "host")]
+pub mod held_gate;
+#[cfg(feature = "host")]
 pub mod host;
 pub mod link;
 #[cfg(feature = "host")]

@@ -134,7 +134,7 @@ impl Bench {
             let gate = Gate::start(firewall, vec![group]).expect("a gate");
             let handle = gate.handle("bench").expect("the group");
             let now = tidelock_netfilter::now();
-            handle.lease_renewed(now, now);
+            handle.lease_renewed(now);
             Running { gate, handle, pending }
         };
         let gate = (traffic != Traffic::Unprotected).then(|| in_namespace(&lab.host(), start));

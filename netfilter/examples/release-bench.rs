@@ -127,7 +127,7 @@ fn let_out(entries: u16) -> Duration {
     let handle = gate.handle("bench").expect("the group");
     handle.set_committed(&CountVector::new());
     let now = tidelock_netfilter::now();
-    handle.lease_renewed(now, now);
+    handle.lease_renewed(now);
     for writer in 0..entries.max(1) {
         pending.publish_at(WriterId(writer), Seq(1), Hlc(1));
     }

@@ -407,7 +407,7 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
         handle.set_tag_terms(&TagTerms { keys: TagKeys::only(TagKey([1, 2])), reachable });
         handle.set_committed(&CountVector::new());
         let now = tidelock_netfilter::now();
-        handle.lease_renewed(now, now);
+        handle.lease_renewed(now);
         if matches!(guard, Guard::Tags(_)) {
             pending.iter().for_each(|p| p.publish_at(WriterId(0), Seq(1), Hlc(1)));
         }

@@ -14,6 +14,7 @@
 //! What is covered is released, then the queue is closed, and the kernel drops what still waited:
 //! TCP sends it again, to whoever answers then.
 
+mod group_gate;
 mod interfaces;
 mod left;
 mod rules_kept;
@@ -22,9 +23,10 @@ mod stats;
 mod tagging;
 mod worker;
 
+pub use group_gate::{GroupGate, PortParts};
 pub use left::Left;
 pub use rules_kept::{RulesDoubt, RulesFound};
-pub use shared::{Briefing, GateHandle, GroupState, Pending};
+pub use shared::{GateHandle, GroupState, Pending, Surroundings, ToldPrograms};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
     HLC_AHEAD_MAX_MS, Hooks, MARK_MASK, MemberTagging, PIN_DIRECTORY, TaggedMember, TaggingConfig,
@@ -32,11 +34,8 @@ pub use tagging::{
 };
 
 use crate::nfqueue::{KernelCounters, Nfqueue, QueueError, QueueNumber, kernel_counters};
-use crate::release_queue::ReleaseQueue;
 use crate::rules::{Firewall, Installed, Marks, MemberRules, RulesError, Topology};
-use crate::sys::{Epoll, EventFd, TimerFd};
-use crate::verdicts::Verdicts;
-use shared::{Group, Told};
+use crate::sys::{EventFd, now, wall_ms};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -44,9 +43,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
-use tidelock_protocol::vector::CountVector;
 use tidelock_tagging::{GroupTags, MemberTags, TaggingError, interface_index};
-use worker::{Crossing, GroupWorker, Member, Worker};
+use worker::Worker;
 
 /// A group to guard.
 #[derive(Clone, Debug)]
@@ -245,6 +243,26 @@ impl MemberGate {
     }
 }
 
+/// The clocks of this machine, and the gate's thread.
+#[derive(Debug)]
+struct OfThread {
+    wake: Arc<EventFd>,
+}
+
+impl Surroundings for OfThread {
+    fn now(&self) -> MonoNanos {
+        now()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        wall_ms()
+    }
+
+    fn wake(&self) {
+        self.wake.wake();
+    }
+}
+
 /// The running gate. Dropping it without [`stop`](Self::stop) leaves the rules in place.
 pub struct Gate {
     handles: Vec<(String, GateHandle)>,
@@ -265,36 +283,24 @@ impl Gate {
         refuse_doubles(&groups)?;
         let wake = Arc::new(EventFd::new().map_err(GateError::Wait)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let (mut handles, mut members, mut workers) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut handles, mut members, mut gates) = (Vec::new(), Vec::new(), Vec::new());
         for config in groups {
             let (tags, without) = match tagging::start_group(&config.name, config.tagging.as_ref())?
             {
                 Ok(tags) => (tags, None),
                 Err(why) => (None, Some(why)),
             };
-            let shared = Arc::new(Group::new(
+            let with = config.tagging.as_ref().zip(tags.as_ref());
+            let mut gate = GroupGate::new(
                 config.name.clone(),
                 config.mode,
                 config.lease_period_ms,
-                config.tagging.as_ref().zip(tags.as_ref()).map(|(tagging, tags)| {
-                    Told::new(
-                        Arc::clone(tags.committed()),
-                        tagging.hlc_ahead_max_ms,
-                        !tagging.is_hlc(),
-                    )
+                with.map(|(tagging, tags)| {
+                    let cells = Arc::clone(tags.committed());
+                    ToldPrograms::new(cells, tagging.hlc_ahead_max_ms, !tagging.is_hlc())
                 }),
-            ));
-            let (_, state) = shared.newer_than(0).expect("the first version is 1");
-            let mut group = GroupWorker {
-                shared: Arc::clone(&shared),
-                seen: 0,
-                state,
-                gate: None,
-                lease_timer: TimerFd::new().map_err(GateError::Wait)?,
-                members: Vec::new(),
-                refresh_at: MonoNanos(0),
-            };
-            let with = config.tagging.as_ref().zip(tags.as_ref());
+                Arc::new(OfThread { wake: Arc::clone(&wake) }),
+            );
             for interface in config.members.iter().flat_map(|member| &member.interfaces) {
                 let index = interface_index(&interface.interface);
                 if let Some((tags, index)) = tags.as_ref().zip(index) {
@@ -319,23 +325,14 @@ impl Gate {
                         None => Tagging::Without(without.clone()),
                     };
                     let port = Port { member: &member.name, nth, pending: &member.pending };
-                    let (worker, view) =
-                        start_port(&mut firewall, port, interface, &shared, tagging)?;
-                    group.members.push(worker);
-                    members.push(view);
+                    members.push(start_port(&mut firewall, port, interface, &mut gate, tagging)?);
                 }
                 remove_more(&mut firewall, &members[first..]);
             }
-            workers.push(group);
-            handles.push((config.name, GateHandle::new(shared, Arc::clone(&wake))));
+            handles.push((config.name, gate.handle()));
+            gates.push(gate);
         }
-        let worker = Worker {
-            epoll: Epoll::new().map_err(GateError::Wait)?,
-            wake: Arc::clone(&wake),
-            stop: Arc::clone(&stop),
-            groups: workers,
-        };
-        worker.register()?;
+        let worker = Worker::new(gates, Arc::clone(&wake), Arc::clone(&stop))?;
         let thread = std::thread::Builder::new()
             .name("gate".into())
             .spawn(move || worker.run())
@@ -484,9 +481,9 @@ fn start_port(
     firewall: &mut Firewall,
     Port { member, nth, pending }: Port<'_>,
     config: InterfaceConfig,
-    group: &Group,
+    gate: &mut GroupGate<Nfqueue>,
     tagging: Tagging<'_>,
-) -> Result<(Member, MemberGate), GateError> {
+) -> Result<MemberGate, GateError> {
     let wrong = |source| GateError::Rules { member: member.to_owned(), source };
     let port = port_name(member, nth);
     let nfqueue = Nfqueue::bind(config.queue, config.queue_len_max)?;
@@ -536,7 +533,7 @@ fn start_port(
             );
         }
         if with.is_some_and(|config| config.await_floor) {
-            group.depends_on_others(pending, tags.found_pending() && has_left);
+            gate.depends_on_others(pending, tags.found_pending() && has_left);
         }
     }
     let installed = install(firewall, &rules).map_err(wrong)?;
@@ -555,18 +552,15 @@ fn start_port(
         rules_are_gone: false,
         has_heard_unseen: false,
     };
-    let worker = Member {
-        name: member.to_owned(),
+    gate.add_port(PortParts {
+        member: member.to_owned(),
         interface: config.interface,
-        nfqueue,
-        queue: ReleaseQueue::new(config.queue_len_max as usize, group.mode()),
+        queue: nfqueue,
+        queue_len_max: config.queue_len_max as usize,
         pending: Arc::clone(pending),
         stats,
-        stamp: CountVector::new(),
         is_hlc,
-        verdicts: Verdicts::new(),
-        crossing: view.tagging.tags().map(|tags| Crossing::new(Arc::clone(tags.crossing()))),
-        is_incomplete: false,
-    };
-    Ok((worker, view))
+        crossing: view.tagging.tags().map(|tags| Arc::clone(tags.crossing())),
+    });
+    Ok(view)
 }

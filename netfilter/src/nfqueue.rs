@@ -117,6 +117,24 @@ pub enum Received {
     Overrun,
 }
 
+/// A queue of packets that wait for verdicts, in the order of their numbers.
+pub trait PacketQueue {
+    /// Takes up what has been queued, without waiting. [`packets`](Self::packets) has it.
+    fn receive(&mut self) -> Result<Received, QueueError>;
+
+    /// Hands over each packet of the last [`receive`](Self::receive), in the order of the queue.
+    fn packets(&mut self, each: impl FnMut(QueuedPacket<'_>));
+
+    /// Sends verdicts, in order. They are carried out when this returns.
+    fn send(&mut self, verdicts: &Verdicts) -> Result<(), QueueError>;
+
+    /// The number of verdicts that named no packet any more.
+    fn refused_verdicts(&self) -> u64;
+
+    /// The number of messages that were not understood.
+    fn unread(&self) -> u64;
+}
+
 /// A bound kernel queue.
 pub struct Nfqueue {
     queue: QueueNumber,
@@ -169,62 +187,6 @@ impl Nfqueue {
         self.socket.fd()
     }
 
-    /// Takes up what the kernel has queued, without waiting. [`packets`](Self::packets) has it.
-    pub fn receive(&mut self) -> Result<Received, QueueError> {
-        match self.socket.receive(&mut self.slots) {
-            Ok(()) => Ok(Received::Some),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                self.slots.clear();
-                Ok(if self.early.is_empty() { Received::Nothing } else { Received::Some })
-            }
-            Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
-                self.slots.clear();
-                Ok(Received::Overrun)
-            }
-            Err(e) => Err(explain(self.queue, "receive packets", e)),
-        }
-    }
-
-    /// Hands over each packet of the last [`receive`](Self::receive), in the kernel's order.
-    pub fn packets(&mut self, mut each: impl FnMut(QueuedPacket<'_>)) {
-        let early = std::mem::take(&mut self.early);
-        let datagrams = early.iter().map(Vec::as_slice).chain(self.slots.datagrams());
-        for datagram in datagrams {
-            match wire::parse(datagram) {
-                Some(Incoming::Packet(packet)) => each(packet),
-                // A verdict came too late: the interface went down and its packets with it.
-                Some(Incoming::Answer { errno }) if errno != 0 => self.refused_verdicts += 1,
-                Some(Incoming::Answer { .. }) => {}
-                None => self.unread += 1,
-            }
-        }
-        self.slots.clear();
-    }
-
-    /// Sends verdicts, in order. The kernel has acted on them when this returns.
-    pub fn send(&mut self, verdicts: &Verdicts) -> Result<(), QueueError> {
-        self.outgoing.clear();
-        for verdict in verdicts.as_slice() {
-            wire::verdict(&mut self.outgoing, self.queue, *verdict);
-            if self.outgoing.len() >= SEND_MAX_BYTES {
-                self.flush()?;
-            }
-        }
-        if self.outgoing.is_empty() { Ok(()) } else { self.flush() }
-    }
-
-    /// Verdicts that named no packet any more.
-    #[must_use]
-    pub fn refused_verdicts(&self) -> u64 {
-        self.refused_verdicts
-    }
-
-    /// Datagrams that were not understood.
-    #[must_use]
-    pub fn unread(&self) -> u64 {
-        self.unread
-    }
-
     fn flush(&mut self) -> Result<(), QueueError> {
         let sent = self.socket.send(&self.outgoing);
         self.outgoing.clear();
@@ -271,6 +233,57 @@ impl Nfqueue {
                 None => {}
             }
         }
+    }
+}
+
+impl PacketQueue for Nfqueue {
+    fn receive(&mut self) -> Result<Received, QueueError> {
+        match self.socket.receive(&mut self.slots) {
+            Ok(()) => Ok(Received::Some),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.slots.clear();
+                Ok(if self.early.is_empty() { Received::Nothing } else { Received::Some })
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                self.slots.clear();
+                Ok(Received::Overrun)
+            }
+            Err(e) => Err(explain(self.queue, "receive packets", e)),
+        }
+    }
+
+    fn packets(&mut self, mut each: impl FnMut(QueuedPacket<'_>)) {
+        let early = std::mem::take(&mut self.early);
+        let datagrams = early.iter().map(Vec::as_slice).chain(self.slots.datagrams());
+        for datagram in datagrams {
+            match wire::parse(datagram) {
+                Some(Incoming::Packet(packet)) => each(packet),
+                // A verdict came too late: the interface went down and its packets with it.
+                Some(Incoming::Answer { errno }) if errno != 0 => self.refused_verdicts += 1,
+                Some(Incoming::Answer { .. }) => {}
+                None => self.unread += 1,
+            }
+        }
+        self.slots.clear();
+    }
+
+    fn send(&mut self, verdicts: &Verdicts) -> Result<(), QueueError> {
+        self.outgoing.clear();
+        for verdict in verdicts.as_slice() {
+            wire::verdict(&mut self.outgoing, self.queue, *verdict);
+            if self.outgoing.len() >= SEND_MAX_BYTES {
+                self.flush()?;
+            }
+        }
+        if self.outgoing.is_empty() { Ok(()) } else { self.flush() }
+    }
+
+    fn refused_verdicts(&self) -> u64 {
+        self.refused_verdicts
+    }
+
+    fn unread(&self) -> u64 {
+        self.unread
     }
 }
 

@@ -1,142 +1,19 @@
-//! The gate as the other loops see it.
+//! The gate of this host: its start by the configuration.
 
 use super::HostError;
 use super::launch::{is_one_of_several, state_path};
-use crate::clock;
 use crate::config::{Config, Group, Member, Topology};
 use crate::degrade;
-use crate::link::GateControl;
-use crate::owner::PublishPending;
-use std::sync::{Arc, Mutex};
+use crate::held_gate::PendingEntry;
+use std::sync::Arc;
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GroupConfig, InterfaceConfig, MemberConfig, Pending, TaggedMember,
-    TaggingConfig, TaggingSwitch,
+    Gate, GroupConfig, InterfaceConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
+    TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{self, Firewall};
-use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::Form;
 use tidelock_protocol::tag;
-use tidelock_protocol::vector::CountVector;
-
-/// A group's gate, told by the link of one of its members on this host.
-pub struct HeldGate {
-    /// The gate; `None`: no member of the group here has a network.
-    pub handle: Option<GateHandle>,
-    /// The member, if it is a writer.
-    pub writer: Option<WriterId>,
-    /// Its P.
-    pub pending: Arc<Pending>,
-    /// What a packet waits for.
-    pub form: Form,
-    /// The last floor.
-    pub floor: Mutex<(CountVector, Hlc)>,
-}
-
-impl GateControl for HeldGate {
-    fn committed(&self, committed: &CountVector) {
-        if let Some(handle) = &self.handle {
-            handle.set_committed(committed);
-        }
-    }
-
-    fn tag_terms(&self, terms: &tag::TagTerms) {
-        if let Some(handle) = &self.handle {
-            handle.set_tag_terms(terms);
-        }
-    }
-
-    fn lease_renewed(&self, sent_at: MonoNanos) {
-        if let Some(handle) = &self.handle {
-            handle.lease_renewed(clock::mono_now(), sent_at);
-        }
-    }
-
-    fn fence(&self) {
-        if let Some(handle) = &self.handle {
-            handle.fence();
-        }
-    }
-
-    fn is_applied(&self) -> bool {
-        self.handle.as_ref().is_none_or(GateHandle::is_applied)
-    }
-
-    fn hold_for_resync(&self, hold: bool) {
-        if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
-            handle.hold_for_resync(writer, hold);
-        }
-    }
-
-    fn hold_unrecorded(&self, hold: bool) {
-        if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
-            handle.hold_unrecorded(writer, hold);
-        }
-    }
-
-    fn watermark(&self, watermark: Hlc) {
-        if let Some(handle) = &self.handle {
-            handle.set_watermark(watermark);
-        }
-    }
-
-    fn awaits_floor(&self) -> Option<u64> {
-        self.handle.as_ref()?.awaits_floor(&self.pending)
-    }
-
-    fn mark_incomplete(&self) {
-        if let Some(handle) = &self.handle {
-            handle.mark_incomplete(&self.pending);
-        }
-    }
-
-    fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
-        self.pending.merge(pending);
-        self.pending.publish_at(WriterId(0), Seq::ZERO, hlc);
-        *self.floor.lock().expect("no panic while held") = (pending.clone(), hlc);
-        if let Some(handle) = &self.handle {
-            handle.complete(&self.pending, mark);
-        }
-    }
-
-    fn is_catching_up(&self) -> bool {
-        let Some(handle) = &self.handle else { return false };
-        let floor = self.floor.lock().expect("no panic while held");
-        let (committed, watermark) = handle.committed();
-        let is_covered = match self.form {
-            Form::Vector => committed.covers(&floor.0),
-            Form::Hlc => watermark >= floor.1,
-        };
-        self.pending.incomplete().is_some() || !is_covered
-    }
-
-    fn pending(&self) -> (CountVector, Hlc) {
-        (self.pending.read(), self.pending.read_hlc())
-    }
-}
-
-/// A writer's entry in the P of a member.
-pub struct PendingEntry {
-    pending: Arc<Pending>,
-    writer: WriterId,
-}
-
-impl PublishPending for PendingEntry {
-    fn publish(&self, seq: Seq, hlc: Hlc) {
-        self.pending.publish_at(self.writer, seq, hlc);
-    }
-
-    fn read(&self, p: &mut CountVector) -> Hlc {
-        p.merge(&self.pending.read());
-        self.pending.read_hlc()
-    }
-
-    fn raise(&self, p: &CountVector, hlc: Hlc) {
-        self.pending.merge(p);
-        self.pending.publish_at(self.writer, Seq::ZERO, hlc);
-    }
-}
 
 /// P of each member, before the gate and the owner loops take their ends of it.
 pub struct Unread(Vec<(String, String, Arc<Pending>)>);

@@ -3,7 +3,7 @@
 use super::activity_file::{OpenLog, OpenedLog};
 use super::backlog_files::{OpenBacklog, OpenEnds, backlog_limit_bytes};
 use super::changed::{changed_since, lasting};
-use super::gating::PendingEntry;
+
 use super::verifying::Verifications;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
 use crate::activity::{Identity, LastEnd};
@@ -13,6 +13,7 @@ use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
 use crate::driver::{self, DiskSetup};
 use crate::heartbeat::Pulse;
+use crate::held_gate::PendingEntry;
 use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts};
 use crate::link::port::{OwnerPort, ToLink};

@@ -35,6 +35,7 @@ use crate::control::{
 use crate::driver::link::{self as link_driver, Endpoint, Security as LinkSecurity};
 use crate::group::GroupLoop;
 use crate::heartbeat::Pulse;
+use crate::held_gate::HeldGate;
 use crate::link::connection::Hello;
 use crate::link::member::MemberError;
 use crate::link::port::{OwnerPort, ToLink};
@@ -43,7 +44,7 @@ use crate::owner::{OwnerView, ToOwner};
 use crate::state::{MemberState, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
-use gating::{HeldGate, Unread};
+use gating::Unread;
 pub(crate) use launch::state_path;
 use launch::{Found, Launch, follow};
 use records::Records;

@@ -219,7 +219,7 @@ impl Drive {
             ["tide", delay_ms] => self.tide(delay_ms.parse()?),
             ["lease"] => {
                 let now = tidelock_netfilter::now();
-                self.handle.lease_renewed(now, now);
+                self.handle.lease_renewed(now);
             }
             ["mode", mode] => self.handle.set_mode(mode.parse()?),
             ["fence"] => self.handle.fence(),

@@ -5,9 +5,10 @@
 //! after a change, so it sits behind a mutex and a version.
 
 use crate::release_queue::{GateState, ShutWhy};
-use crate::sys::{EventFd, now, wall_ms};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Lease;
@@ -79,6 +80,9 @@ impl Pending {
     /// nothing goes to another member, before it is complete again.
     /// [`GateHandle::mark_incomplete`] also tells the gate's thread.
     pub fn mark_incomplete(&self, now: MonoNanos) {
+        if tidelock_planted::is(Bug::FloorNotAwaited) {
+            return;
+        }
         // The clock never steps: a later mark is another one.
         self.raise(|cells| &cells.incomplete, now.0.max(AWAITS_CONTACT + 1));
     }
@@ -251,31 +255,36 @@ impl GroupState {
     }
 }
 
-/// Tells a group's kernel programs how the group stands.
+/// The clocks of the host, and the way to wake whoever calls [`GroupGate::follow`](super::GroupGate::follow).
+pub trait Surroundings: fmt::Debug + Send + Sync {
+    /// The clock that never steps, as [`crate::now`].
+    fn now(&self) -> MonoNanos;
+    /// The wall clock, in milliseconds since the Unix epoch; it may step.
+    fn wall_ms(&self) -> u64;
+    /// Something has changed.
+    fn wake(&self);
+}
+
+/// The kernel programs of a group, and what they are told of its state.
 #[derive(Debug)]
-pub struct Briefing {
+pub struct ToldPrograms {
+    cells: Arc<Mapped<CommittedCells>>,
     /// Theirs is the clock that records' times come from: one that jumps is not believed.
     wall: Mutex<WallClock>,
     /// Tags have the low bits of counts: they mean nothing to who has not heard C for too long.
     is_vector: bool,
 }
 
-impl Briefing {
+impl ToldPrograms {
     /// `jump_max_ms`: by so much the wall clock may jump and be believed. `is_vector`: the form of the tags.
     #[must_use]
-    pub fn new(jump_max_ms: u64, is_vector: bool) -> Self {
-        Self { wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
+    pub fn new(cells: Arc<Mapped<CommittedCells>>, jump_max_ms: u64, is_vector: bool) -> Self {
+        Self { cells, wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
     }
 
-    /// To be called with the state's lock held, after every change. `has_ended`: the gate's thread. `now`: as
-    /// [`crate::now`].
-    pub fn tell(
-        &self,
-        cells: &CommittedCells,
-        state: &GroupState,
-        has_ended: bool,
-        (now, wall_ms): (MonoNanos, u64),
-    ) {
+    /// To be called with the state's lock held, after every change. `has_ended`: nobody calls the gate any more.
+    fn tell(&self, state: &GroupState, has_ended: bool, (now, wall_ms): (MonoNanos, u64)) {
+        let cells = &self.cells;
         for (writer, seq) in state.committed.entries() {
             cells.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
         }
@@ -296,23 +305,6 @@ impl Briefing {
             let until = trusted_until(self.is_vector, heard_at, now);
             cells.trusted_until.store(until, Ordering::SeqCst);
         }
-    }
-}
-
-/// What a group's kernel programs are told.
-#[derive(Debug)]
-pub(super) struct Told {
-    cells: Arc<Mapped<CommittedCells>>,
-    briefing: Briefing,
-}
-
-impl Told {
-    pub(super) fn new(
-        cells: Arc<Mapped<CommittedCells>>,
-        jump_max_ms: u64,
-        is_vector: bool,
-    ) -> Self {
-        Self { cells, briefing: Briefing::new(jump_max_ms, is_vector) }
     }
 }
 
@@ -338,16 +330,23 @@ pub(super) struct Group {
     applied: AtomicU64,
     /// The gate's thread holds packets of this group: it wants to hear of a higher C.
     wants_committed: AtomicBool,
-    /// What the kernel programs know of the state, where there are any.
-    told: Option<Told>,
+    /// The kernel programs, where there are any.
+    programs: Option<ToldPrograms>,
     /// P of the members here that depend on other members of the group, on whatever host.
     dependent: Mutex<Vec<Arc<Pending>>>,
     /// The gate's thread has ended: the programs let nothing out any more.
     ended: AtomicBool,
+    around: Arc<dyn Surroundings>,
 }
 
 impl Group {
-    pub(super) fn new(name: String, mode: Mode, lease_period_ms: u64, told: Option<Told>) -> Self {
+    pub(super) fn new(
+        name: String,
+        mode: Mode,
+        lease_period_ms: u64,
+        programs: Option<ToldPrograms>,
+        around: Arc<dyn Surroundings>,
+    ) -> Self {
         let group = Self {
             name,
             state: Mutex::new(GroupState::new(mode, lease_period_ms)),
@@ -355,9 +354,10 @@ impl Group {
             due: AtomicU64::new(1),
             applied: AtomicU64::new(0),
             wants_committed: AtomicBool::new(false),
-            told,
+            programs,
             dependent: Mutex::default(),
             ended: AtomicBool::new(false),
+            around,
         };
         group.tell_programs(&group.lock());
         group
@@ -366,9 +366,9 @@ impl Group {
     /// Called with the state's lock held, after every change: what the programs know is then as
     /// new as what the gate's thread will read.
     fn tell_programs(&self, state: &GroupState) {
-        let Some(Told { cells, briefing }) = &self.told else { return };
+        let Some(programs) = &self.programs else { return };
         let ended = self.ended.load(Ordering::SeqCst);
-        briefing.tell(cells, state, ended, (now(), wall_ms()));
+        programs.tell(state, ended, (self.now(), self.around.wall_ms()));
     }
 
     /// The member whose P this is has others to hear of. `is_known`: it was seen what its guest has
@@ -376,30 +376,30 @@ impl Group {
     pub(super) fn depends_on_others(&self, pending: &Arc<Pending>, is_known: bool) {
         let state = self.lock();
         if !is_known || state.mode == Mode::Async || pending.incomplete().is_some() {
-            pending.mark_incomplete(now());
+            pending.mark_incomplete(self.now());
         }
         self.dependent.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(pending));
     }
 
     /// Gives the programs the keys that seal tags, and the greatest entry that they believe of each writer.
     fn set_tag_terms(&self, terms: &TagTerms) {
-        if let Some(told) = &self.told {
+        if let Some(programs) = &self.programs {
             // One after the other, if several members are told at once.
             let _state = self.lock();
-            told.cells.set_tag_terms(terms);
+            programs.cells.set_tag_terms(terms);
         }
     }
 
     /// Whether the kernel programs drop what they would leave to the packet filter's rules.
     pub(super) fn rules_are_gone(&self, gone: bool) {
-        if let Some(told) = &self.told {
-            told.cells.rules_gone.store(gone.into(), Ordering::SeqCst);
+        if let Some(programs) = &self.programs {
+            programs.cells.rules_gone.store(gone.into(), Ordering::SeqCst);
         }
     }
 
     /// Whether kernel programs want to hear from this process from time to time.
     pub(super) fn has_programs(&self) -> bool {
-        self.told.is_some()
+        self.programs.is_some()
     }
 
     /// Lets the programs know that this process lives, and how its clocks stand.
@@ -431,6 +431,10 @@ impl Group {
         })
     }
 
+    pub(super) fn now(&self) -> MonoNanos {
+        self.around.now()
+    }
+
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)
     }
@@ -450,12 +454,11 @@ impl Group {
 #[derive(Clone, Debug)]
 pub struct GateHandle {
     group: Arc<Group>,
-    wake: Arc<EventFd>,
 }
 
 impl GateHandle {
-    pub(super) fn new(group: Arc<Group>, wake: Arc<EventFd>) -> Self {
-        Self { group, wake }
+    pub(super) fn new(group: Arc<Group>) -> Self {
+        Self { group }
     }
 
     pub(super) fn rules_are_gone(&self, gone: bool) {
@@ -486,20 +489,20 @@ impl GateHandle {
     /// `raise` says whether anything rose.
     fn more_is_committed(&self, raise: impl FnOnce(&mut GroupState) -> bool) {
         let mut state = self.group.lock();
-        let first = state.heard_at.replace(now()).is_none();
+        let first = state.heard_at.replace(self.group.now()).is_none();
         if raise(&mut state) || first {
             self.group.version.fetch_add(1, Ordering::SeqCst);
             self.group.tell_programs(&state);
             drop(state);
             if self.group.wants_committed.load(Ordering::SeqCst) {
-                self.wake.wake();
+                self.group.around.wake();
             }
         }
     }
 
-    /// The backup has answered the beacon that was sent at `sent_at`. Both times are those of
-    /// [`crate::now`].
-    pub fn lease_renewed(&self, now: MonoNanos, sent_at: MonoNanos) {
+    /// The backup has answered the beacon that was sent at `sent_at`, by the clock of [`Surroundings::now`].
+    pub fn lease_renewed(&self, sent_at: MonoNanos) {
+        let now = self.group.now();
         self.change(|state| {
             // Before C was told nothing is known of it.
             state.heard_at = state.heard_at.map(|at| at.max(now));
@@ -523,7 +526,7 @@ impl GateHandle {
             if mode == Mode::Async {
                 let dependent = self.group.dependent.lock();
                 for pending in dependent.unwrap_or_else(PoisonError::into_inner).iter() {
-                    pending.mark_incomplete(now());
+                    pending.mark_incomplete(self.group.now());
                 }
             }
             state.mode = mode;
@@ -539,7 +542,7 @@ impl GateHandle {
 
     /// The guest may know what P does not name: it was not seen what it has heard.
     pub fn mark_incomplete(&self, pending: &Pending) {
-        pending.mark_incomplete(now());
+        pending.mark_incomplete(self.group.now());
         self.look_again();
     }
 
@@ -621,7 +624,7 @@ impl GateHandle {
         self.group.due.store(version, Ordering::SeqCst);
         self.group.tell_programs(&state);
         drop(state);
-        self.wake.wake();
+        self.group.around.wake();
     }
 }
 
@@ -629,9 +632,25 @@ impl GateHandle {
 mod tests {
     use super::*;
 
+    /// A clock that shows another time whenever it is looked at.
+    #[derive(Debug)]
+    struct Ticking(AtomicU64);
+
+    impl Surroundings for Ticking {
+        fn now(&self) -> MonoNanos {
+            MonoNanos(self.0.fetch_add(1, Ordering::SeqCst))
+        }
+
+        fn wall_ms(&self) -> u64 {
+            0
+        }
+
+        fn wake(&self) {}
+    }
+
     fn handle() -> GateHandle {
-        let group = Arc::new(Group::new("g".into(), Mode::Pipelined, 10_000, None));
-        GateHandle::new(group, Arc::new(EventFd::new().unwrap()))
+        let around = Arc::new(Ticking(AtomicU64::new(30)));
+        GateHandle::new(Arc::new(Group::new("g".into(), Mode::Pipelined, 10_000, None, around)))
     }
 
     #[test]
@@ -803,22 +822,22 @@ mod tests {
     #[test]
     fn a_host_that_was_paused_has_no_lease_until_a_new_beacon_is_answered() {
         let handle = handle();
-        handle.lease_renewed(MonoNanos(10), MonoNanos(5));
+        handle.lease_renewed(MonoNanos(5));
         handle.drop_lease(MonoNanos(20));
         assert_eq!(handle.lease_until(), None);
-        handle.lease_renewed(MonoNanos(30), MonoNanos(19));
+        handle.lease_renewed(MonoNanos(19));
         assert_eq!(handle.lease_until(), None, "it was sent before the pause");
-        handle.lease_renewed(MonoNanos(30), MonoNanos(20));
+        handle.lease_renewed(MonoNanos(20));
         assert_eq!(handle.lease_until(), Some(MonoNanos(20).plus_ms(10_000)));
     }
 
     #[test]
     fn a_fence_ends_the_lease_for_good() {
         let handle = handle();
-        handle.lease_renewed(MonoNanos(10), MonoNanos(5));
+        handle.lease_renewed(MonoNanos(5));
         assert_eq!(handle.lease_until(), Some(MonoNanos(5).plus_ms(10_000)));
         handle.fence();
-        handle.lease_renewed(MonoNanos(20), MonoNanos(20));
+        handle.lease_renewed(MonoNanos(20));
         assert_eq!(handle.lease_until(), None);
     }
 }

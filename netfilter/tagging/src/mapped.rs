@@ -38,14 +38,23 @@ impl<T: Cells> Mapped<T> {
     /// Maps the value of an array map with one entry, `BPF_F_MMAPABLE`, of this value size.
     /// The kernel refuses a longer mapping than the map has bytes.
     pub(crate) fn new(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::mapping(libc::MAP_SHARED, map.as_raw_fd())
+    }
+
+    /// Zeros that no kernel program sees, for programs that run elsewhere.
+    pub fn anonymous() -> io::Result<Self> {
+        Self::mapping(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    fn mapping(flags: libc::c_int, fd: libc::c_int) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing of ours.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 size_of::<T>(),
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_raw_fd(),
+                flags,
+                fd,
                 0,
             )
         };

@@ -79,6 +79,8 @@ pub enum Bug {
     LeaseIgnored,
     /// Breaks rule 4: lets a fenced gate open in mode async.
     FenceIgnoredInAsync,
+    /// Breaks rule 1: nobody waits until it is known what a guest has heard.
+    FloorNotAwaited,
 
     // Backup.
     /// Breaks rule 9: acknowledges what was written and not synced.

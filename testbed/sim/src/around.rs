@@ -1,7 +1,6 @@
 //! A simulated host, as production's loop of one of its groups ([`GroupLoop`]) sees it and acts on it.
 
 use crate::failure::{Checked, Failure};
-use crate::gate::MemberGate;
 use crate::scenario::Scenario;
 use crate::world::World;
 use std::collections::BTreeMap;
@@ -11,7 +10,6 @@ use std::time::Duration;
 use tidelock_daemon::group::{GateSight, GroupLoop, GroupSettings, Member, Surroundings, Writer};
 use tidelock_daemon::link::port::{Agreement, ToLink};
 use tidelock_daemon::owner::{Clocks, ToOwner};
-use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Form, Mode};
 
@@ -121,7 +119,7 @@ impl Surroundings for Here<'_> {
         let member = |vm: &usize| {
             let (plan, of) = (&self.world.plan.vms[*vm], &self.world.vms[*vm]);
             let run = of.run.as_ref().expect("it runs");
-            let (gate, writer) = (run.gate.clone(), plan.writer_id());
+            let writer = plan.writer_id();
             let link = daemon.link.stats_of(*vm).expect("on this host").clone();
             let state = of.state.lock().expect("one thread");
             let is_poisoned = !run.poisoned.is_empty();
@@ -133,30 +131,22 @@ impl Surroundings for Here<'_> {
                 lag_writes: link.lag_writes(),
                 told: run.port.told(),
             });
-            Member {
-                name: plan.name.clone(),
-                link,
-                control: Arc::new(MemberGate { gate, writer, pending: run.pending.clone() }),
-                writer: written,
-            }
+            Member { name: plan.name.clone(), link, control: run.control.clone(), writer: written }
         };
         self.vms.iter().map(member).collect()
     }
 
     fn gate(&self) -> Option<GateSight> {
         let run = self.world.vms[*self.vms.first()?].run.as_ref()?;
-        let state = run.gate.state();
-        Some(GateSight {
-            is_open: state.gate_state(self.clocks().now) == GateState::Open,
-            committed: state.committed,
-            watermark: state.watermark,
-            is_applied: run.gate.is_applied(),
-        })
+        let gate = run.gate.handle();
+        let (committed, watermark) = gate.committed();
+        let is_open = run.gate.is_open(self.clocks().now);
+        Some(GateSight { is_open, committed, watermark, is_applied: gate.is_applied() })
     }
 
     fn held_packets(&self) -> Option<u64> {
-        let runs = self.vms.iter().filter_map(|vm| self.world.vms[*vm].run.as_ref());
-        Some(runs.map(|run| run.held.len() as u64).sum())
+        let runs = self.vms.iter().filter_map(|vm| Some((vm, self.world.vms[*vm].run.as_ref()?)));
+        Some(runs.map(|(vm, run)| run.gate.held(*vm) as u64).sum())
     }
 
     fn disk_hang(&self) -> Option<String> {
@@ -168,7 +158,7 @@ impl Surroundings for Here<'_> {
         let Some(vm) = self.vms.first() else { return };
         let run = self.world.vms[*vm].run.as_ref().expect("it runs");
         run.gate.set_clocks(clocks);
-        run.gate.set_mode(mode);
+        run.gate.handle().set_mode(mode);
     }
 
     fn tell_owner(&mut self, member: usize, message: ToOwner) {

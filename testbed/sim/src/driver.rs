@@ -11,20 +11,19 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_daemon::held_gate::PendingEntry;
 use tidelock_daemon::link::port::ToLink;
 use tidelock_daemon::owner::PublishPending;
 use tidelock_daemon::owner::driver::{DiskFile, DiskOp, Driver, Taking, Timer};
 use tidelock_daemon::sequencer::{Action, DiskError, RequestId};
-use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Seq, WriterId};
+use tidelock_protocol::ids::{DiskId, Seq};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{AlignedBuf, Durability, Extent, ExtentKind, FallocateMode};
 
-/// P of a member, with its writer's entry (production: `host/gating.rs`).
+/// A writer's entry in the P of a member.
 pub(crate) struct Published {
-    pub(crate) pending: Arc<Pending>,
-    pub(crate) writer: WriterId,
+    pub(crate) entry: PendingEntry,
     /// The directory of its backlog, which knows that its process was killed: it publishes nothing any more.
     pub(crate) files: Option<Arc<SimFiles>>,
 }
@@ -38,19 +37,17 @@ impl Published {
 impl PublishPending for Published {
     fn publish(&self, seq: Seq, hlc: Hlc) {
         if !self.is_dead() {
-            self.pending.publish_at(self.writer, seq, hlc);
+            self.entry.publish(seq, hlc);
         }
     }
 
     fn read(&self, p: &mut CountVector) -> Hlc {
-        p.merge(&self.pending.read());
-        self.pending.read_hlc()
+        self.entry.read(p)
     }
 
     fn raise(&self, p: &CountVector, hlc: Hlc) {
         if !self.is_dead() {
-            self.pending.merge(p);
-            self.pending.publish_at(self.writer, Seq::ZERO, hlc);
+            self.entry.raise(p, hlc);
         }
     }
 }
@@ -285,7 +282,8 @@ impl Driver for SimDriver {
     }
 
     fn answer(&mut self, request: RequestId, answer: Result<Bytes, DiskError>) {
-        let published = self.published.pending.read().get(self.published.writer);
+        let PendingEntry { pending, writer } = &self.published.entry;
+        let published = pending.read().get(*writer);
         self.push(Asked::Answer { request, answer, published });
     }
 

@@ -6,11 +6,15 @@ use tidelock_netfilter::release_queue::Kind;
 /// The longest packet that every way between members takes, from its network header on.
 pub const PATH_MTU: usize = 1500;
 
-const ETHERNET_BYTES: usize = 14;
+/// The header before the network header.
+pub const ETHERNET_BYTES: usize = 14;
 const IPV4_BYTES: usize = 20;
 const IPV4_OPTIONS_MAX_BYTES: usize = 40;
 const IPV6_BYTES: usize = 40;
 const UDP_BYTES: usize = 8;
+const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const SOLICITATION_BYTES: u8 = 24;
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 const TCP_ACK: u8 = 0x10;
@@ -92,6 +96,9 @@ impl Sketch {
     /// The frame as its sender's network card has it.
     #[must_use]
     pub fn frame(self) -> Vec<u8> {
+        if self.kind == Kind::NeverHeld {
+            return self.solicitation();
+        }
         let (protocol, mut body) = self.body();
         if self.room == Room::Full {
             let network = if self.family == Family::Four { IPV4_BYTES } else { IPV6_BYTES };
@@ -111,6 +118,25 @@ impl Sketch {
             _ => protocol,
         };
         self.packet(protocol, &before, &body)
+    }
+
+    /// The sender asks for the link-layer address of a neighbour (RFC 4861, 4.3).
+    fn solicitation(self) -> Vec<u8> {
+        let (IpAddr::V6(from), IpAddr::V6(to)) =
+            (self.from.address(Family::Six), self.to.address(Family::Six))
+        else {
+            unreachable!("both are of that family")
+        };
+        let [.., high, low] = to.octets();
+        let mut frame = vec![0x33, 0x33, 0xff, 0, high, low];
+        frame.extend(self.from.link_address());
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, SOLICITATION_BYTES, ICMPV6, 255]);
+        frame.extend(from.octets());
+        // All nodes with the same end of their addresses.
+        frame.extend([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, high, low]);
+        frame.extend([SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
+        frame.extend(to.octets());
+        frame
     }
 
     /// With something between the fixed header and the body: options, or another header.

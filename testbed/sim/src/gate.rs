@@ -1,107 +1,210 @@
-//! The gate of one member: production's release queue and its decision whether to open, with a
-//! kernel queue in front and the checkers of rules 1 and 4 behind.
+//! The gate of a group on a host: production's, with queues of packets whose verdicts are carried out here, and the
+//! checkers of rules 1 and 4 behind.
 
 use crate::failure::{Checked, Checker, check};
+use crate::frames::ETHERNET_BYTES;
 use crate::guest::{Known, Packet, learn};
 use crate::host::CLOCK_LEAD_MS;
-use crate::world::{Run, World, note};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use crate::schedule::{MS, US};
+use crate::world::{Event, Run, World, note};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tidelock_daemon::held_gate::HeldGate;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::owner::Clocks;
-use tidelock_netfilter::gate::{Briefing, GroupState, Pending};
-use tidelock_netfilter::release_queue::{
-    Arrival, GateState, Kind, Packet as Queued, PacketId, ShutWhy,
+use tidelock_netfilter::gate::{
+    GateHandle, GateStats, GroupGate, Pending, PortParts, Surroundings, ToldPrograms,
 };
+use tidelock_netfilter::nfqueue::{PacketQueue, QueueError, QueuedPacket, Received};
+use tidelock_netfilter::release_queue::{GateState, Kind, PacketId, ShutWhy};
+use tidelock_netfilter::verdicts::{Verdict, Verdicts};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::TagTerms;
 use tidelock_protocol::vector::CountVector;
-use tidelock_tagging::CommittedCells;
+use tidelock_tagging::{CommittedCells, CrossingCells, Mapped};
 
-/// What the link tells the gate of a group on one host. Production's handle keeps the same state
-/// behind the same kind of lock.
+/// A member's packets in the kernel.
 #[derive(Debug)]
-pub struct SimGate {
-    state: Mutex<GroupState>,
+pub struct SimQueue {
+    /// Nobody has taken them up.
+    waiting: VecDeque<Packet>,
+    /// Taken up, and without a verdict.
+    undecided: VecDeque<(PacketId, Packet)>,
+    /// The number of the last ones of them that were taken up just now.
+    fresh: usize,
+    /// They leave.
+    left: Vec<Packet>,
+    next_id: u32,
+}
+
+impl SimQueue {
+    fn decide(&mut self, last: PacketId, up_to: bool) -> impl Iterator<Item = Packet> {
+        let at = self.undecided.iter().position(|(id, _)| *id == last);
+        let at = at.expect("a verdict is about a packet that waits");
+        let first = if up_to { 0 } else { at };
+        self.undecided.drain(first..=at).map(|(_, packet)| packet)
+    }
+}
+
+impl PacketQueue for SimQueue {
+    fn receive(&mut self) -> Result<Received, QueueError> {
+        self.fresh = self.waiting.len();
+        for packet in self.waiting.drain(..) {
+            self.next_id = self.next_id.wrapping_add(1);
+            self.undecided.push_back((PacketId(self.next_id), packet));
+        }
+        Ok(if self.fresh == 0 { Received::Nothing } else { Received::Some })
+    }
+
+    fn packets(&mut self, mut each: impl FnMut(QueuedPacket<'_>)) {
+        let fresh = std::mem::take(&mut self.fresh);
+        for (id, packet) in self.undecided.range(self.undecided.len() - fresh..) {
+            let (link, head) = packet.frame.split_at(ETHERNET_BYTES);
+            let ethertype = u16::from_be_bytes([link[12], link[13]]);
+            let len_bytes = u32::try_from(head.len()).expect("packets are short");
+            each(QueuedPacket { id: *id, ethertype, head, len_bytes });
+        }
+    }
+
+    fn send(&mut self, verdicts: &Verdicts) -> Result<(), QueueError> {
+        for verdict in verdicts.as_slice() {
+            let (id, up_to, leaves) = match *verdict {
+                Verdict::Accept(id) => (id, false, true),
+                Verdict::AcceptUpTo(id) => (id, true, true),
+                Verdict::Drop(id) => (id, false, false),
+            };
+            let decided: Vec<_> = self.decide(id, up_to).collect();
+            self.left.extend(decided.into_iter().filter(|_| leaves));
+        }
+        Ok(())
+    }
+
+    fn refused_verdicts(&self) -> u64 {
+        0
+    }
+
+    fn unread(&self) -> u64 {
+        0
+    }
+}
+
+/// The host's clocks, and whether the gate was woken.
+#[derive(Debug, Default)]
+struct Around {
     now: AtomicU64,
     wall_ms: AtomicU64,
-    /// C as the kernel programs see it, which outlive the daemon, and production's way to tell them.
-    cells: CommittedCells,
-    briefing: Briefing,
+    is_woken: AtomicBool,
+}
+
+impl Surroundings for Around {
+    fn now(&self) -> MonoNanos {
+        MonoNanos(self.now.load(Relaxed))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.wall_ms.load(Relaxed)
+    }
+
+    fn wake(&self) {
+        self.is_woken.store(true, Relaxed);
+    }
+}
+
+/// The gate of a group on one host.
+pub struct SimGate {
+    around: Arc<Around>,
+    handle: GateHandle,
+    gate: Mutex<GroupGate<SimQueue>>,
+    /// Members in the order of their ports, with what their kernel programs share with the gate.
+    ports: Vec<(usize, Arc<Mapped<CrossingCells>>)>,
+    /// C as the kernel programs see it, which outlive the daemon.
+    cells: Arc<Mapped<CommittedCells>>,
     /// Number of the daemon's run, as the programs know it: the time at which it began.
-    run: OnceLock<u64>,
-    /// Members whose gate's thread must look, by bit.
-    dirty: AtomicU64,
-    members: u64,
-    /// Members whose gate's thread has not looked since the last change, by bit.
-    unseen: AtomicU64,
+    run: u64,
     /// Keys and limits for tags, as the backup told them last: for a member that lies.
     tag_terms: Mutex<Option<TagTerms>>,
     /// For the checker: when the last beacon that was answered had been sent.
     answered: AtomicU64,
-    /// P of the members here that have others to hear of.
-    dependent: Mutex<Vec<Arc<Pending>>>,
-    /// Planted: after mode async, or a start, nobody waits until it is known what guests have heard.
-    never_awaits: bool,
+}
+
+impl fmt::Debug for SimGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SimGate").field(&self.handle).finish()
+    }
 }
 
 impl SimGate {
-    /// A shut gate for these VMs.
+    /// A shut gate without ports, in a daemon that starts now.
     #[must_use]
-    pub fn new(mode: Mode, lease_ms: u64, vms: &[usize]) -> Self {
+    pub fn new(mode: Mode, lease_ms: u64, clocks: Clocks) -> Self {
+        let around = Arc::new(Around::default());
+        let cells = Arc::new(Mapped::anonymous().expect("memory"));
+        let now = clocks.now.0;
+        around.now.store(now, Relaxed);
+        around.wall_ms.store(clocks.wall_ms, Relaxed);
+        // A seed is over long before the form makes a difference.
+        let programs = ToldPrograms::new(Arc::clone(&cells), CLOCK_LEAD_MS, true);
+        let gate = GroupGate::new("g".to_owned(), mode, lease_ms, Some(programs), around.clone());
         Self {
-            state: Mutex::new(GroupState::new(mode, lease_ms)),
-            now: AtomicU64::new(0),
-            wall_ms: AtomicU64::new(0),
-            cells: CommittedCells::new(),
-            // A seed is over long before the form makes a difference.
-            briefing: Briefing::new(CLOCK_LEAD_MS, true),
-            run: OnceLock::new(),
-            dirty: AtomicU64::new(0),
-            unseen: AtomicU64::new(0),
-            members: vms.iter().map(|vm| 1 << vm).sum(),
+            around,
+            handle: gate.handle(),
+            gate: Mutex::new(gate),
+            ports: Vec::new(),
+            cells,
+            run: now,
             tag_terms: Mutex::default(),
             answered: AtomicU64::new(0),
-            dependent: Mutex::default(),
-            never_awaits: false,
         }
     }
 
-    /// Plants that nobody waits until it is known what guests have heard.
-    pub fn plant_never_awaits(&mut self) {
-        self.never_awaits = true;
-    }
-
-    /// A member that has others to hear of. `is_known`: its P outlived the last daemon.
-    pub fn depends_on_others(&self, pending: &Arc<Pending>, is_known: bool) {
-        let mode = self.lock().mode;
-        if !is_known || mode == Mode::Async || pending.incomplete().is_some() {
-            pending.mark_incomplete(self.now());
+    /// One more member. `knows_others`: it has others to hear of, and its P outlived the last daemon or not.
+    pub fn add(
+        &mut self,
+        vm: usize,
+        pending: &Arc<Pending>,
+        (queue_len_max, next_id): (usize, u32),
+        is_hlc: bool,
+        knows_others: Option<bool>,
+    ) {
+        if let Some(is_known) = knows_others {
+            self.lock().depends_on_others(pending, is_known);
+            pending.cells().run.store(self.run, Relaxed);
         }
-        pending.cells().run.store(self.run(), SeqCst);
-        self.dependent.lock().expect("one thread").push(pending.clone());
-        self.set_mode(mode);
+        let crossing = Arc::new(Mapped::anonymous().expect("memory"));
+        let queue = SimQueue {
+            waiting: VecDeque::new(),
+            undecided: VecDeque::new(),
+            fresh: 0,
+            left: Vec::new(),
+            next_id,
+        };
+        self.lock().add_port(PortParts {
+            member: format!("vm{vm}"),
+            interface: format!("tap{vm}"),
+            queue,
+            queue_len_max,
+            pending: Arc::clone(pending),
+            stats: Arc::new(GateStats::default()),
+            is_hlc,
+            crossing: knows_others.map(|_| Arc::clone(&crossing)),
+        });
+        self.ports.push((vm, crossing));
     }
 
-    fn now(&self) -> MonoNanos {
-        // A mark of 0 is none.
-        MonoNanos(self.now.load(Relaxed).max(1))
-    }
-
-    /// The host's clocks, for what the link tells next.
+    /// The host's clocks, for what is told next.
     pub fn set_clocks(&self, Clocks { now, wall_ms }: Clocks) {
-        self.run.get_or_init(|| now.0);
-        self.now.store(now.0, Relaxed);
-        self.wall_ms.store(wall_ms, Relaxed);
-        self.tell_programs(&self.lock());
+        self.around.now.store(now.0, Relaxed);
+        self.around.wall_ms.store(wall_ms, Relaxed);
     }
 
     /// Number of the daemon's run: members whose programs have the same one raise each other's P without a tag.
     #[must_use]
     pub fn run(&self) -> u64 {
-        *self.run.get().expect("clocks were set before members came")
+        self.run
     }
 
     /// C as the kernel programs see it.
@@ -110,74 +213,80 @@ impl SimGate {
         &self.cells
     }
 
-    fn tell_programs(&self, state: &GroupState) {
-        let clocks = (self.now(), self.wall_ms.load(Relaxed));
-        self.briefing.tell(&self.cells, state, false, clocks);
+    /// The count of packets that the kernel programs of a member share with the gate.
+    #[must_use]
+    pub fn crossing(&self, vm: usize) -> &CrossingCells {
+        &self.ports[self.port(vm)].1
     }
 
-    fn lock(&self) -> MutexGuard<'_, GroupState> {
-        self.state.lock().expect("one thread")
+    /// What production's loops tell it by.
+    #[must_use]
+    pub fn handle(&self) -> &GateHandle {
+        &self.handle
     }
 
-    fn change(&self, change: impl FnOnce(&mut GroupState)) {
-        let mut state = self.lock();
-        change(&mut state);
-        self.tell_programs(&state);
-        drop(state);
-        self.dirty.fetch_or(self.members, Relaxed);
-        self.unseen.fetch_or(self.members, Relaxed);
+    fn port(&self, vm: usize) -> usize {
+        let port = self.ports.iter().position(|(other, _)| *other == vm);
+        port.expect("each member has one")
     }
 
-    /// Whether something has changed since the last time.
-    pub fn take_dirty(&self, vm: usize) -> bool {
-        self.dirty.fetch_and(!(1 << vm), Relaxed) & 1 << vm != 0
+    fn lock(&self) -> MutexGuard<'_, GroupGate<SimQueue>> {
+        self.gate.lock().expect("one thread")
+    }
+
+    /// A packet comes to the kernel's queue. False: it is full.
+    #[must_use]
+    pub fn queue(&self, vm: usize, packet: Packet, capacity: usize) -> bool {
+        let mut gate = self.lock();
+        let queue = gate.queue_mut(self.port(vm));
+        let has_room = queue.waiting.len() < capacity;
+        if has_room {
+            queue.waiting.push_back(packet);
+        }
+        has_room
+    }
+
+    /// Packets of a member that wait, taken up or not.
+    #[must_use]
+    pub fn waiting(&self, vm: usize) -> usize {
+        let gate = self.lock();
+        let queue = gate.queue(self.port(vm));
+        queue.waiting.len() + queue.undecided.len()
+    }
+
+    /// Packets of a member that wait for C.
+    #[must_use]
+    pub fn held(&self, vm: usize) -> usize {
+        self.lock().held_packets(self.port(vm))
+    }
+
+    /// Changes packets of a member that wait.
+    pub fn for_each_waiting(&self, vm: usize, change: impl FnMut(&mut Packet)) {
+        let mut gate = self.lock();
+        let SimQueue { waiting, undecided, .. } = gate.queue_mut(self.port(vm));
+        undecided.iter_mut().map(|(_, packet)| packet).chain(waiting).for_each(change);
+    }
+
+    /// Whether it was woken since the last time.
+    pub fn take_woken(&self) -> bool {
+        self.around.is_woken.swap(false, Relaxed)
     }
 
     /// Whether something has changed that its thread has not seen.
     #[must_use]
-    pub fn is_dirty(&self, vm: usize) -> bool {
-        self.dirty.load(Relaxed) & 1 << vm != 0
+    pub fn is_woken(&self) -> bool {
+        self.around.is_woken.load(Relaxed)
     }
 
-    /// The operator changes the mode.
-    pub fn set_mode(&self, mode: Mode) {
-        for pending in self.dependent.lock().expect("one thread").iter() {
-            if mode == Mode::Async {
-                pending.mark_incomplete(self.now());
-            } else if let Some(mark) = pending.incomplete().filter(|_| self.never_awaits) {
-                pending.complete(mark);
-            }
-        }
-        self.change(|state| state.mode = mode);
-    }
-
-    /// Whether the gate's threads of all members have seen the last change.
-    #[must_use]
-    pub fn is_applied(&self) -> bool {
-        self.unseen.load(Relaxed) == 0
-    }
-
-    /// The lease is given up: shut for good.
-    pub fn shut(&self) {
-        self.change(GroupState::fence);
-    }
-
-    /// Whether nothing is held.
-    #[must_use]
-    pub fn is_async(&self) -> bool {
-        self.lock().mode == Mode::Async
+    /// Its thread has ended with its process, in order.
+    pub fn end(&self) {
+        self.lock().end();
     }
 
     /// When the last beacon that was answered had been sent, if there was one.
     #[must_use]
     pub fn answered_at(&self) -> Option<MonoNanos> {
         Some(MonoNanos(self.answered.load(Relaxed))).filter(|at| at.0 > 0)
-    }
-
-    /// A copy of the state.
-    #[must_use]
-    pub fn state(&self) -> GroupState {
-        self.lock().clone()
     }
 
     /// Keys and limits for tags, as the backup told them last.
@@ -189,7 +298,13 @@ impl SimGate {
     /// Whether it is open.
     #[must_use]
     pub fn is_open(&self, now: MonoNanos) -> bool {
-        self.lock().gate_state(now) == GateState::Open
+        self.handle.state(now) == GateState::Open
+    }
+
+    /// Whether it is shut for good.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.handle.state(MonoNanos(0)) == GateState::Shut(ShutWhy::Fenced)
     }
 
     /// For the checker: the end of the lease by its definition.
@@ -199,91 +314,80 @@ impl SimGate {
     }
 }
 
-/// The gate as one member's half of the link tells it.
-#[derive(Clone, Debug)]
-pub struct MemberGate {
-    /// The gate.
-    pub gate: Arc<SimGate>,
-    /// The member, if it is a writer.
-    pub writer: Option<WriterId>,
-    /// Its P.
-    pub pending: Arc<Pending>,
+/// What a member's loops tell the gate, noted for the checkers.
+#[derive(Debug)]
+pub struct NotedGate {
+    gate: Arc<SimGate>,
+    held: HeldGate,
 }
 
-impl GateControl for MemberGate {
+impl NotedGate {
+    /// The gate of a member.
+    #[must_use]
+    pub fn new(
+        gate: Arc<SimGate>,
+        writer: Option<WriterId>,
+        pending: Arc<Pending>,
+        form: Form,
+    ) -> Self {
+        let handle = Some(gate.handle.clone());
+        Self { gate, held: HeldGate { handle, writer, pending, form, floor: Mutex::default() } }
+    }
+}
+
+impl GateControl for NotedGate {
     fn committed(&self, committed: &CountVector) {
-        let now = self.gate.now();
-        self.gate.change(|state| {
-            state.heard_at = Some(now);
-            state.committed.merge(committed);
-        });
+        self.held.committed(committed);
     }
 
     fn tag_terms(&self, terms: &TagTerms) {
-        self.gate.cells.set_tag_terms(terms);
         *self.gate.tag_terms.lock().expect("no panic while held") = Some(terms.clone());
+        self.held.tag_terms(terms);
     }
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
         self.gate.answered.fetch_max(sent_at.0, Relaxed);
-        let now = self.gate.now();
-        self.gate.change(|state| {
-            state.heard_at = state.heard_at.map(|at| at.max(now));
-            state.lease.renewed(now, sent_at);
-        });
+        self.held.lease_renewed(sent_at);
     }
 
     fn fence(&self) {
-        self.gate.change(GroupState::fence);
+        self.held.fence();
     }
 
     fn is_applied(&self) -> bool {
-        self.gate.is_applied()
+        self.held.is_applied()
     }
 
     fn hold_for_resync(&self, hold: bool) {
-        if let Some(writer) = self.writer {
-            self.gate.change(|state| state.hold_for_resync(writer, hold));
-        }
+        self.held.hold_for_resync(hold);
     }
 
     fn hold_unrecorded(&self, hold: bool) {
-        if let Some(writer) = self.writer {
-            self.gate.change(|state| state.hold_unrecorded(writer, hold));
-        }
+        self.held.hold_unrecorded(hold);
     }
 
     fn watermark(&self, watermark: Hlc) {
-        let now = self.gate.now();
-        self.gate.change(|state| {
-            state.heard_at = Some(now);
-            state.watermark = state.watermark.max(watermark);
-        });
+        self.held.watermark(watermark);
     }
 
     fn awaits_floor(&self) -> Option<u64> {
-        self.pending.incomplete().filter(|_| !self.gate.is_async())
+        self.held.awaits_floor()
+    }
+
+    fn is_catching_up(&self) -> bool {
+        self.held.is_catching_up()
     }
 
     fn mark_incomplete(&self) {
-        if !self.gate.never_awaits {
-            self.pending.mark_incomplete(self.gate.now());
-        }
-        self.gate.change(|_| {});
+        self.held.mark_incomplete();
     }
 
     fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
-        self.pending.merge(pending);
-        self.pending.publish_at(WriterId(0), Seq::ZERO, hlc);
-        self.gate.change(|state| {
-            if state.mode != Mode::Async {
-                self.pending.complete(mark);
-            }
-        });
+        self.held.floor(mark, pending, hlc);
     }
 
     fn pending(&self) -> (CountVector, Hlc) {
-        (self.pending.read(), self.pending.read_hlc())
+        self.held.pending()
     }
 }
 
@@ -297,72 +401,63 @@ impl World {
         self.gate_turn(vm)
     }
 
-    /// One turn of the gate's thread: follow what has changed, take packets up, and only then read
-    /// P for them.
+    /// The gate's thread looks at the queue of this member soon.
+    pub(crate) fn gate_looks(&mut self, vm: usize, within_ns: u64) {
+        let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.gate_due) else { return };
+        run.gate_due = true;
+        let event = Event::Gate { vm, run: run.run };
+        let after = self.rng.range(1..within_ns);
+        self.schedule.after(after, event);
+    }
+
+    /// One turn of the gate's thread, in which the queue of this member has something.
     pub fn gate_turn(&mut self, vm: usize) -> Checked {
-        let now = self.host_now(self.plan.vms[vm].host);
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let by_time = group.has_several() && group.form == Form::Hlc;
-        self.notice_question(vm);
-        self.notice_lease(vm);
-        let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
-        let state = run.gate.state();
-        run.gate.unseen.fetch_and(!(1 << vm), Relaxed);
-        let was = std::mem::replace(&mut run.is_incomplete, run.pending.incomplete().is_some());
-        if was && !run.is_incomplete {
+        let Some(run) = &self.vms[vm].run else { return Ok(()) };
+        let gate = run.gate.clone();
+        let clocks = self.clocks(self.plan.vms[vm].host);
+        gate.set_clocks(clocks);
+        for (member, _) in &gate.ports {
+            self.notice_question(*member);
+            self.notice_lease(*member);
+            self.notice_floor(*member);
+        }
+        let mut turn = gate.lock();
+        turn.follow(clocks.now).expect("these queues do not fail");
+        let mut ports: Vec<_> = turn.unsettled().collect();
+        ports.push(gate.port(vm));
+        for port in ports {
+            turn.take_up(port).expect("these queues do not fail");
+        }
+        let (may_sleep, is_settled) = (turn.may_sleep(), turn.unsettled().next().is_none());
+        let left: Vec<_> = (0..gate.ports.len())
+            .map(|port| (gate.ports[port].0, std::mem::take(&mut turn.queue_mut(port).left)))
+            .collect();
+        drop(turn);
+        let capacity = self.plan.vms[vm].gate_capacity;
+        let held = gate.held(vm);
+        check(held <= capacity, Checker::Bounded, || {
+            format!("{held} packets wait in a queue for {capacity}")
+        })?;
+        if !may_sleep || !is_settled {
+            self.gate_looks(vm, if may_sleep { 2 * MS } else { 10 * US });
+        }
+        let mode = gate.handle.mode();
+        for (vm, packets) in left {
+            for packet in packets {
+                self.leave(vm, &packet, mode, clocks.now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the guest may know has become known, as the gate's thread is about to see.
+    fn notice_floor(&mut self, vm: usize) {
+        let Some(run) = &mut self.vms[vm].run else { return };
+        let is_incomplete = run.pending.incomplete().is_some();
+        if std::mem::replace(&mut run.is_incomplete, is_incomplete) && !is_incomplete {
             self.counts.floors += 1;
             self.is_answered(vm);
         }
-        let run = self.vms[vm].run.as_mut().expect("just seen");
-        match (was, run.is_incomplete) {
-            (true, false) if by_time => run.queue.restamp_at(run.pending.read_hlc()),
-            (true, false) => run.queue.restamp(&run.pending.read()),
-            _ => {}
-        }
-        run.queue.set_committed(&state.committed);
-        run.queue.set_watermark(state.watermark);
-        run.queue.set_mode(state.mode);
-        run.queue.set_gate(match state.gate_state(now) {
-            GateState::Open if run.is_incomplete => GateState::Shut(ShutWhy::FloorUnknown),
-            state => state,
-        });
-        let mut left = Vec::new();
-        let mut ids = Vec::new();
-        let up_to = run.queue.release(now, |packet| ids.push(packet.id));
-        debug_assert_eq!(up_to, ids.last().copied());
-        for id in ids {
-            left.push(run.held.remove(&id.0).expect("a packet that was held"));
-        }
-        let taken: Vec<_> = run.kernel_queue.drain(..).collect();
-        run.stamp.merge(&run.pending.read());
-        let time = run.pending.read_hlc();
-        for packet in taken {
-            run.next_packet = run.next_packet.wrapping_add(1);
-            let id = PacketId(run.next_packet);
-            let queued = Queued { id, kind: packet.kind, len_bytes: 100 };
-            let arrival = if by_time {
-                run.queue.arrive_at(queued, time, now)
-            } else {
-                run.queue.arrive(queued, &run.stamp, now)
-            };
-            match arrival {
-                Arrival::Pass(_) => left.push(packet),
-                Arrival::Held => {
-                    run.held.insert(id.0, packet);
-                }
-                Arrival::Refused => {}
-            }
-        }
-        let capacity = self.plan.vms[vm].gate_capacity;
-        check(run.held.len() <= capacity, Checker::Bounded, || {
-            format!("{} packets wait in a queue for {capacity}", run.held.len())
-        })?;
-        let (waits, mode) = (!run.queue.is_empty(), run.queue.mode());
-        self.tell_of_queue(vm, waits);
-        for packet in left {
-            self.leave(vm, &packet, mode, now)?;
-        }
-        Ok(())
     }
 
     /// A packet leaves for its client, or untagged for another member: released by the gate's thread, or past its
@@ -377,8 +472,9 @@ impl World {
         self.counts.packets += 1;
         let group = self.plan.vms[vm].group;
         let run = self.vms[vm].run.as_ref().expect("its gate has just let it go");
-        let gate = run.gate.state();
-        check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
+        check(!run.gate.is_fenced(), Checker::Fence, || {
+            format!("vm {vm}: a packet left a fenced gate")
+        })?;
         check(!self.vms[vm].standing.gave_up, Checker::Fence, || {
             format!("vm {vm}: a packet left a host that had given up its lease")
         })?;

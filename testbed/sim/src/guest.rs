@@ -581,14 +581,9 @@ impl World {
     /// A packet comes to the kernel's queue.
     pub fn queue_packet(&mut self, vm: usize, packet: Packet) -> Checked {
         // Fail closed: while no daemon runs, the rules drop it.
-        let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
-        if run.kernel_queue.len() < self.plan.vms[vm].gate_capacity {
-            run.kernel_queue.push_back(packet);
-            if !run.gate_due {
-                run.gate_due = true;
-                let after = self.rng.range(1..300 * US);
-                self.schedule.after(after, Event::Gate { vm, run: run.run });
-            }
+        let Some(run) = &self.vms[vm].run else { return Ok(()) };
+        if run.gate.queue(vm, packet, self.plan.vms[vm].gate_capacity) {
+            self.gate_looks(vm, 300 * US);
         }
         Ok(())
     }

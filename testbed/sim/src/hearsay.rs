@@ -245,14 +245,13 @@ impl World {
     /// Whether the member has a question by now that it had not: all that it has heard is answered with it.
     pub fn notice_question(&mut self, vm: usize) {
         let Some(run) = &mut self.vms[vm].run else { return };
-        let asks = run.pending.incomplete().filter(|_| !run.gate.is_async());
+        let asks = run.pending.incomplete().filter(|_| run.gate.handle().mode() != Mode::Async);
         let before = std::mem::replace(&mut run.asks, asks);
         if asks.is_none() || asks == before {
             return;
         }
         // What waits is stamped anew with the answer.
-        let waiting = run.held.values_mut().chain(&mut run.kernel_queue);
-        waiting.for_each(Packet::is_answered_for);
+        run.gate.for_each_waiting(vm, Packet::is_answered_for);
         let guest = &mut self.vms[vm].guest;
         let (hearsay, on_disk) = (guest.hearsay.clone(), guest.hearsay_on_disk.clone());
         guest.answers_for(&hearsay, &on_disk);

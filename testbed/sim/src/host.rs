@@ -5,7 +5,7 @@ use crate::beating::Beating;
 use crate::disk::SECTOR_BYTES;
 use crate::driver::{Published, Shape, SimDriver, SimFile};
 use crate::failure::Checked;
-use crate::gate::{MemberGate, SimGate};
+use crate::gate::{NotedGate, SimGate};
 use crate::link::{LinkDriver, NewMembers, attach_of, disks_of};
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
@@ -22,20 +22,20 @@ use tidelock_daemon::backlog::Left;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
+use tidelock_daemon::held_gate::PendingEntry;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::member::MemberParts;
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort};
 use tidelock_daemon::owner::PATIENCE;
 use tidelock_daemon::owner::driver::Taking;
 use tidelock_daemon::owner::spilling::Ends;
-use tidelock_daemon::owner::{LeftOnDisk, Owner, OwnerParts, OwnerView, Several, ToOwner};
+use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner, OwnerParts, OwnerView, Several, ToOwner};
 use tidelock_daemon::sequencer::Settings;
 use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
-use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Incarnation, Nonce, RunId, Seq};
-use tidelock_protocol::message::{Basis, DiskSpec, LastRun, Policy, Role, Writing};
+use tidelock_protocol::message::{Basis, DiskSpec, Form, LastRun, Policy, Role, Writing};
 use tidelock_uring::{BufPool, EventFd};
 
 /// The interval at which a writer says that it has nothing to write.
@@ -162,27 +162,12 @@ impl World {
         let run = self.new_run();
         self.counts.daemon_runs += 1;
         let (vms, clocks) = (self.vms_of(host), self.clocks(host));
-        let never_awaits = self.plant == Some(Plant::OnTheWay(OnTheWay::FloorNotAwaited));
         let groups = self.groups_of(host, &vms);
         let mut new = NewMembers::default();
-        let mut gates: BTreeMap<usize, Arc<SimGate>> = BTreeMap::new();
+        let gates = self.start_gates(&vms, clocks);
         for (nth, vm) in vms.iter().copied().enumerate() {
             let group = self.plan.vms[vm].group;
-            // As configured, whatever the operator wanted from the daemons that ran.
-            let (mode, lease_ms) = (self.plan.groups[group].mode, self.plan.groups[group].lease_ms);
-            let here: Vec<_> =
-                vms.iter().copied().filter(|v| self.plan.vms[*v].group == group).collect();
-            let gate = gates
-                .entry(group)
-                .or_insert_with(|| {
-                    let mut gate = SimGate::new(mode_at_start(mode), lease_ms, &here);
-                    if never_awaits {
-                        gate.plant_never_awaits();
-                    }
-                    Arc::new(gate)
-                })
-                .clone();
-            gate.set_clocks(clocks);
+            let gate = gates[&group].clone();
             let channel = Channel(nth as u16 + 1);
             let policy = groups[&group].group.policy();
             self.start_member(vm, run, channel, gate, policy, &mut new)?;
@@ -202,6 +187,32 @@ impl World {
             self.ask_again(vm)?;
         }
         Ok(())
+    }
+
+    /// Shut gates for the members on a host, by group.
+    fn start_gates(&mut self, vms: &[usize], clocks: Clocks) -> BTreeMap<usize, Arc<SimGate>> {
+        let mut gates: BTreeMap<usize, SimGate> = BTreeMap::new();
+        for vm in vms.iter().copied() {
+            let next_id = self.rng.number() as u32;
+            let plan = &self.plan.vms[vm];
+            let group = &self.plan.groups[plan.group];
+            let several = group.has_several();
+            // Pins and programs go with the host's power.
+            let is_known = self.vms[vm].kernel.is_some();
+            // The kernel's maps outlive the daemon, its own memory does not.
+            if !several {
+                self.vms[vm].pending = Arc::new(Pending::new());
+            }
+            // As configured, whatever the operator wanted from the daemons that ran.
+            let gate = gates
+                .entry(plan.group)
+                .or_insert_with(|| SimGate::new(mode_at_start(group.mode), group.lease_ms, clocks));
+            let is_hlc = several && group.form == Form::Hlc;
+            let pending = &self.vms[vm].pending;
+            let queue = (plan.gate_capacity, next_id);
+            gate.add(vm, pending, queue, is_hlc, several.then_some(is_known));
+        }
+        gates.into_iter().map(|(group, gate)| (group, Arc::new(gate))).collect()
     }
 
     /// What is on record of each writer's times is kept ahead of those that it gives out.
@@ -287,15 +298,6 @@ impl World {
             let runs = [run, state.log_run.unwrap_or_default()];
             (state.incarnation, state.run, runs, state.epoch, clean, floor, state.hlc_ceiling_ms)
         };
-        // The kernel's maps outlive the daemon, its own memory does not.
-        if !several {
-            self.vms[vm].pending = Arc::new(Pending::new());
-        }
-        if several {
-            // Pins and programs go with the host's power.
-            let is_known = self.vms[vm].kernel.is_some();
-            gate.depends_on_others(&self.vms[vm].pending, is_known);
-        }
         self.vms[vm].kernel = several.then(|| Kernel {
             gate: gate.clone(),
             codec: self.plan.codec(plan.group),
@@ -326,22 +328,21 @@ impl World {
             None => LastRun::Unknown,
         };
         let age = activity.age();
-        let queue = ReleaseQueue::new(plan.gate_capacity, mode_at_start(mode));
         let heartbeat = self.plan.groups[plan.group].heartbeat.filter(|_| plan.is_writer());
         let beating = heartbeat.map(Beating::new);
         let wake = EventFd::new().expect("an eventfd");
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
         if self.vms[vm].switched {
-            gate.shut();
+            gate.handle().fence();
         }
         let pending = self.vms[vm].pending.clone();
-        let (writer, held) = (plan.writer_id(), pending.clone());
-        let held = MemberGate { gate: gate.clone(), writer, pending: held };
-        let owners_gate = MemberGate { gate: gate.clone(), writer, pending: pending.clone() };
+        let writer = plan.writer_id();
+        let form = if several { self.plan.groups[plan.group].form } else { Form::Vector };
+        let control = Arc::new(NotedGate::new(gate.clone(), writer, pending.clone(), form));
         if goes_on.is_some() {
             // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
-            held.hold_for_resync(true);
+            control.hold_for_resync(true);
         }
         let role = match writer {
             Some(writer) => Role::Writer(Writing {
@@ -364,7 +365,7 @@ impl World {
             channel,
             port: port.clone(),
             to_owner: ToOwner::Link,
-            gate: Arc::new(held) as Arc<dyn GateControl>,
+            gate: control.clone(),
             gives_up: self.vms[vm].switched,
             fenced: fenced.then(|| "it was said before this start".to_owned()),
             keeper: Box::new(Keeper(self.vms[vm].state.clone())),
@@ -372,7 +373,6 @@ impl World {
             on_disk,
             left,
         });
-        let next_packet = self.rng.number() as u32;
         let view = Arc::<OwnerView>::default();
         view.set_hlc_ceiling_ms(hlc_ceiling_ms);
         let may_serve = !self.vms[vm].switched && !fenced;
@@ -381,9 +381,8 @@ impl World {
             run,
             channel,
             (port.clone(), messages, wake),
-            (gate, queue, pending.clone()),
+            (gate, control.clone(), pending.clone()),
             view.clone(),
-            next_packet,
         );
         member.beating = beating;
         member.life = self.vms[vm].oracle.lives();
@@ -404,7 +403,10 @@ impl World {
             let plan = &self.plan.vms[vm];
             let disks = self.files_of(vm, &mut member);
             let files = self.vms[vm].backlog_files.clone();
-            let published = || Published { pending: pending.clone(), writer, files: files.clone() };
+            let published = || Published {
+                entry: PendingEntry { pending: pending.clone(), writer },
+                files: files.clone(),
+            };
             let parts = OwnerParts {
                 member: plan.name.clone(),
                 settings: Settings {
@@ -417,7 +419,7 @@ impl World {
                 port,
                 pool: BufPool::new(0),
                 pending: Arc::new(published()),
-                gate: Arc::new(owners_gate),
+                gate: control,
                 stats: Arc::default(),
                 view,
                 pulse: member.beating.as_ref().map_or_else(Arc::default, |b| b.pulse.clone()),
@@ -500,6 +502,9 @@ impl World {
         }
         for vm in self.vms_of(host) {
             let Some(run) = self.vms[vm].run.take() else { continue };
+            if run.ended {
+                run.gate.end();
+            }
             self.leaves_backlog(vm, &run);
             self.disks_go_on(vm, run.in_flight.into_values().collect());
         }

@@ -129,7 +129,7 @@ impl World {
             (Some("covered"), true, _) => {
                 self.counts.past_queue += 1;
                 let gate = &self.vms[vm].kernel.as_ref().expect("it has programs").gate;
-                let mode = gate.state().mode;
+                let mode = gate.handle().mode();
                 let now = self.host_now(self.plan.vms[vm].host);
                 self.leave(vm, &packet, mode, now)
             }
@@ -281,7 +281,7 @@ impl World {
     fn base_of(&self, vm: usize) -> CountVector {
         let mut base = self.vms[vm].pending.read();
         if let Some(kernel) = &self.vms[vm].kernel {
-            base.merge(&kernel.gate.state().committed);
+            base.merge(&kernel.gate.handle().committed().0);
         }
         base
     }

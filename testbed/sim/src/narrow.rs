@@ -431,10 +431,10 @@ impl World {
             return Some("its loop hangs".to_owned());
         }
         // In mode async nobody asks for it.
-        if run.pending.incomplete().is_some() && run.queue.mode() != Mode::Async {
+        if run.pending.incomplete().is_some() && run.gate.handle().mode() != Mode::Async {
             return Some("it is not known what its guest has heard".to_owned());
         }
-        if let Some(why) = self.stands_otherwise(host, group, run.queue.mode()) {
+        if let Some(why) = self.stands_otherwise(host, group, run.gate.handle().mode()) {
             return Some(why);
         }
         (!run.gate.is_open(self.host_now(host))).then(|| "the gate is shut".to_owned())

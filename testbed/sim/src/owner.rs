@@ -5,8 +5,8 @@ use crate::beating::Beating;
 use crate::driver::{Asked, Death, Ends, Io, Shape, SimDriver, Tear};
 use crate::failure::{Checked, Checker, check, fail};
 use crate::faults::Later;
-use crate::gate::SimGate;
-use crate::guest::{Ask, Known, Packet};
+use crate::gate::{NotedGate, SimGate};
+use crate::guest::{Ask, Known};
 use crate::oracle::Point;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
@@ -29,12 +29,10 @@ use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner};
 use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
 use tidelock_netfilter::gate::Pending;
-use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, Form, Mode};
 use tidelock_protocol::record::{Effect, Record};
-use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 use tokio::sync::oneshot;
 
@@ -101,18 +99,10 @@ pub struct MemberRun {
     pub wake: EventFd,
     /// The group's gate on this host.
     pub gate: Arc<SimGate>,
-    /// Production's.
-    pub queue: ReleaseQueue,
+    /// The gate as the member's loops see it.
+    pub(crate) control: Arc<NotedGate>,
     /// P.
     pub pending: Arc<Pending>,
-    /// What packets that are taken up now are stamped with.
-    pub stamp: CountVector,
-    /// Packets that wait, by id.
-    pub held: BTreeMap<u32, Packet>,
-    /// Packets that nobody has taken up.
-    pub kernel_queue: VecDeque<Packet>,
-    /// Ids.
-    pub next_packet: u32,
     /// P was not complete when the gate's thread looked last.
     pub(crate) is_incomplete: bool,
     /// The gate's thread is going to look.
@@ -730,9 +720,8 @@ impl MemberRun {
         run: Run,
         channel: Channel,
         (port, messages, wake): (Arc<OwnerPort<ToOwner>>, Receiver<ToOwner>, EventFd),
-        (gate, queue, pending): (Arc<SimGate>, ReleaseQueue, Arc<Pending>),
+        (gate, control, pending): (Arc<SimGate>, Arc<NotedGate>, Arc<Pending>),
         view: Arc<OwnerView>,
-        next_packet: u32,
     ) -> Self {
         Self {
             run,
@@ -756,12 +745,8 @@ impl MemberRun {
             messages,
             wake,
             gate,
-            queue,
+            control,
             pending,
-            stamp: CountVector::new(),
-            held: BTreeMap::new(),
-            kernel_queue: VecDeque::new(),
-            next_packet,
             is_incomplete: false,
             gate_due: false,
             submitted: BTreeMap::new(),

@@ -19,8 +19,6 @@ pub enum Plant {
 pub enum OnTheWay {
     /// A daemon starts its clock anew.
     HlcGoesBack,
-    /// Nobody waits until it is known what a guest has heard.
-    FloorNotAwaited,
     /// A write is begun on the local disk before the backlog on disk has its record.
     WrittenBeforeKept,
     /// Nobody looks which boot of the host a backlog on disk is of.
@@ -92,7 +90,7 @@ pub const PLANTS: [(&str, Plant); 64] = [
     ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),
     ("rebuilt-next-to-pending", Plant::Programs(Planted::RebuiltNextToPending)),
     ("wrap-forgotten", Plant::Programs(Planted::WrapForgotten)),
-    ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
+    ("floor-not-awaited", Plant::Production(Bug::FloorNotAwaited)),
     ("given-up-before-shut", Plant::Production(Bug::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
     ("async-before-contact", Plant::Production(Bug::AsyncBeforeContact)),

@@ -7,12 +7,9 @@ use crate::host::CLOCK_LEAD_MS;
 use crate::plant::Plant;
 use crate::world::{Kernel, World};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use tidelock_native::{Maps, Programs};
 use tidelock_protocol::tag::IPV4_OPTION;
-use tidelock_tagging::{
-    Addresses, CrossingCells, Direction, Hooks, Peer, Settings, TaggingStats, Tried,
-};
+use tidelock_tagging::{Addresses, Direction, Hooks, Peer, Settings, TaggingStats, Tried};
 
 const MARK_MASK: u32 = 0xffff_0000;
 const PASS_MARK: u32 = 0x5a5a_0000;
@@ -25,7 +22,6 @@ pub(crate) struct Loaded {
     /// Of the daemon that has set them up.
     gate: Arc<SimGate>,
     programs: Programs,
-    crossing: CrossingCells,
 }
 
 /// A frame after one of the programs.
@@ -73,7 +69,7 @@ impl World {
         let maps = Maps {
             pending: self.vms[vm].pending.cells(),
             committed: kernel.gate.cells(),
-            crossing: &loaded.crossing,
+            crossing: kernel.gate.crossing(vm),
             neighbours: &neighbours,
             interfaces: &interfaces,
             has_judge: self.vms[vm].run.is_some(),
@@ -111,11 +107,7 @@ impl World {
             Some(Plant::Programs(fault)) => Some(fault),
             _ => None,
         };
-        Loaded {
-            gate: kernel.gate.clone(),
-            programs: programs.with_fault(fault),
-            crossing: CrossingCells::default(),
-        }
+        Loaded { gate: kernel.gate.clone(), programs: programs.with_fault(fault) }
     }
 
     /// By which interface the packets of a sender come to the host of a receiver.
@@ -125,15 +117,6 @@ impl World {
                 interface_of(from)
             }
             _ => UPLINK,
-        }
-    }
-
-    /// The gate's thread has taken up all that there was, and tells the programs whether anything waits.
-    pub(crate) fn tell_of_queue(&self, vm: usize, waits: bool) {
-        let Some(Loaded { crossing, .. }) = &self.vms[vm].programs else { return };
-        crossing.waiting.store(waits.into(), SeqCst);
-        if !waits {
-            crossing.decided.store(crossing.queued.load(SeqCst), SeqCst);
         }
     }
 }

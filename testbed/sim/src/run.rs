@@ -166,7 +166,7 @@ impl World {
         let Some(run) = &self.vms[vm].run else { return Some("no daemon runs".to_owned()) };
         if slot.recovered.is_some() {
             let fenced = run.refusal.as_ref().is_some_and(|r| r.is_final());
-            let knows = fenced && run.gate.state().fenced;
+            let knows = fenced && run.gate.is_fenced();
             return (!knows).then(|| "the old primary does not know of the recovery".to_owned());
         }
         let writer = self.plan.vms[vm].writer_id();
@@ -201,14 +201,14 @@ impl World {
                 return Some(format!("its activity log stands at {standing:?}"));
             }
         }
-        if let Some(why) = self.stands_otherwise(host, group, run.queue.mode()) {
+        if let Some(why) = self.stands_otherwise(host, group, run.gate.handle().mode()) {
             return Some(why);
         }
-        if run.pending.incomplete().is_some() && run.queue.mode() != Mode::Async {
+        if run.pending.incomplete().is_some() && run.gate.handle().mode() != Mode::Async {
             return Some("it is not known what the guest has heard".to_owned());
         }
-        if !run.queue.is_empty() || !run.kernel_queue.is_empty() {
-            return Some(format!("{} packets wait", run.queue.len()));
+        if run.gate.waiting(vm) > 0 {
+            return Some(format!("{} packets wait", run.gate.waiting(vm)));
         }
         if !run.gate.is_open(self.host_now(host)) {
             return Some("the gate is shut".to_owned());

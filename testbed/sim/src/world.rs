@@ -545,10 +545,8 @@ impl World {
                 let after = self.rng.range(1..60 * US);
                 self.schedule.after(after, Event::Owner { vm, run: run.run });
             }
-            if run.gate.take_dirty(vm) && !run.gate_due {
-                run.gate_due = true;
-                let after = self.rng.range(1..200 * US);
-                self.schedule.after(after, Event::Gate { vm, run: run.run });
+            if run.gate.take_woken() {
+                self.gate_looks(vm, 200 * US);
             }
         }
     }
