@@ -1,5 +1,6 @@
 //! Compiles the kernel programs for the host with clang, which the kernel's copy is compiled with as well: once as
-//! they are, and once for each planted fault.
+//! they are, and once for each planted fault. Where the environment has `TIDELOCK_COUNT_ENTERED`, as `make coverage` sets
+//! it, those without a fault say which of their functions are entered.
 
 #[path = "src/planted.rs"]
 mod planted;
@@ -8,6 +9,8 @@ use planted::{Planted, Replacement};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+const COUNT_ENTERED: &str = "TIDELOCK_COUNT_ENTERED";
 
 fn main() {
     // As it is now, not as it was when this program was built: a copied target belongs to another tree.
@@ -18,17 +21,31 @@ fn main() {
         println!("cargo:rerun-if-changed={}", seen.display());
     }
     println!("cargo:rerun-if-env-changed=CLANG");
-    compile("programs", &programs, &shim);
+    println!("cargo:rerun-if-env-changed={COUNT_ENTERED}");
+    match env::var_os(COUNT_ENTERED) {
+        None => compile("programs", &programs, &shim, None),
+        Some(_) => {
+            let copy = out.join("counted");
+            write_copy(&programs, &copy, &[], |text| {
+                text.replace("\n{\n", "\n{ TIDELOCK_ENTERED;\n")
+            });
+            compile("programs", &copy, &shim, Some(&shim.join("entered.h")));
+        }
+    }
     for planted in Planted::ALL {
         let copy = out.join(planted.name());
-        write_copy(&programs, &copy, planted.replacements());
-        compile(planted.name(), &copy, &shim);
+        write_copy(&programs, &copy, planted.replacements(), |text| text);
+        compile(planted.name(), &copy, &shim, None);
     }
 }
 
-fn compile(name: &str, programs: &Path, shim: &Path) {
+fn compile(name: &str, programs: &Path, shim: &Path, before: Option<&Path>) {
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
-    cc::Build::new()
+    let mut build = cc::Build::new();
+    if let Some(before) = before {
+        build.flag("-include").flag(before);
+    }
+    build
         .compiler(clang)
         .opt_level(2)
         .warnings(true)
@@ -44,8 +61,14 @@ fn compile(name: &str, programs: &Path, shim: &Path) {
         .compile(&format!("tidelock_{name}"));
 }
 
-/// The programs with these replacements. Each text to be replaced stands in one place of one file.
-fn write_copy(programs: &Path, to: &Path, replacements: &[Replacement]) {
+/// The programs with these replacements, and with what `change` makes of each file. Each text to be replaced stands in one
+/// place of one file.
+fn write_copy(
+    programs: &Path,
+    to: &Path,
+    replacements: &[Replacement],
+    change: impl Fn(String) -> String,
+) {
     fs::create_dir_all(to).expect("the directory can be made");
     let mut times = vec![0; replacements.len()];
     for entry in fs::read_dir(programs).expect("the programs are there") {
@@ -55,7 +78,8 @@ fn write_copy(programs: &Path, to: &Path, replacements: &[Replacement]) {
             *times += text.matches(from).count();
             text = text.replace(from, to);
         }
-        fs::write(to.join(path.file_name().expect("a name")), text).expect("there is room");
+        let file = to.join(path.file_name().expect("a name"));
+        fs::write(file, change(text)).expect("there is room");
     }
     for ((from, _), times) in replacements.iter().zip(times) {
         assert!(

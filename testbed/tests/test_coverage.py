@@ -114,8 +114,8 @@ def test_the_end_of_a_function_is_below_its_beginning():
 
 def test_functions_of_the_kernel_programs():
     source = ["struct way", "{", "\tint a;", "};", "", "APART int one(int a,", "\t\tint b)", "{", "\treturn a;", "}"]
-    found = c_functions_of("tag.h", source[5:])
-    assert [(each.name, each.line, each.lines) for each in found] == [("one", 1, 5)]
+    found = c_functions_of("tag.h", source[5:], {3})
+    assert [(each.name, each.line, each.lines, each.ran) for each in found] == [("one", 1, 5, True)]
 
 
 def test_a_folder_of_modules():

@@ -34,7 +34,7 @@ NOT_COUNTED = re.compile(
     r"|^daemon/src/bin/tidelock\.rs$|^backup-server/src/bin/"
 )
 KERNEL_PROGRAMS = "netfilter/bpf"
-"""C for the kernel's virtual machine. No native build of it is part of the simulator."""
+"""C for the kernel's virtual machine. The simulator has it compiled for the host (netfilter/native)."""
 NAMED = re.compile(r"(?:pub(?:\([^)]*\))?\s+)?(?:(?:default|const|async|unsafe|extern|\"\w+\")\s+)*fn\s+(\$?\w+)")
 
 
@@ -97,14 +97,17 @@ def named_of(file: str, source: list[str], made: Iterable[tuple[Function, bool]]
     return found
 
 
-def c_functions_of(file: str, source: list[str]) -> list[Named]:
-    """By the layout of the kernel programs: a function's braces stand alone at the margin."""
+def c_functions_of(file: str, source: list[str], entered: set[int]) -> list[Named]:
+    """By the layout of the kernel programs: a function's braces stand alone at the margin.
+
+    `entered`: the lines of the opening braces of those that ran, from 1.
+    """
     found = []
     for opening in (at for at, text in enumerate(source) if text == "{"):
         begin = next(at for at in range(opening - 1, -1, -1) if re.match(r"\w.*\(", source[at]))
         end = source.index("}", opening)
         name = re.search(r"(\w+)\(", source[begin])[1]
-        found.append(Named(file, begin + 1, name, end - begin + 1))
+        found.append(Named(file, begin + 1, name, end - begin + 1, opening + 1 in entered))
     return found
 
 
@@ -128,7 +131,10 @@ def built(packages: Iterable[str], level: int) -> list[Path]:
     command += ["--target-dir", str(TARGET), "--message-format", "json-render-diagnostics"]
     for package in packages:
         command += ["-p", package]
-    environment = os.environ | {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "scripts" / "rustc-with-counters")}
+    environment = os.environ | {
+        "RUSTC_WORKSPACE_WRAPPER": str(ROOT / "scripts" / "rustc-with-counters"),
+        "TIDELOCK_COUNT_ENTERED": "1",
+    }
     told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     files = []
     for message in map(json.loads, told.splitlines()):
@@ -138,25 +144,34 @@ def built(packages: Iterable[str], level: int) -> list[Path]:
     return files
 
 
-def simulated(seeds: int) -> set[tuple[str, int, int]]:
-    """Where the functions begin that the simulator entered, as file, line, column."""
+def simulated(seeds: int) -> tuple[set[tuple[str, int, int]], dict[str, set[int]]]:
+    """Where the functions begin that the simulator entered, as file, line, column.
+
+    Of the kernel programs, by file: the lines of their opening braces.
+    """
     program = next(path for path in built([SIMULATOR], 1) if path.name == SIMULATOR)
     OUT.mkdir(exist_ok=True)
     profile = OUT / "simulator.profraw"
-    profile.unlink(missing_ok=True)
+    of_c = OUT / "simulator.entered"
+    for left in profile, of_c:
+        left.unlink(missing_ok=True)
     say(f"{seeds} seeds")
-    subprocess.run(
-        [program, "--seeds", str(seeds)], cwd=ROOT, env=os.environ | {"LLVM_PROFILE_FILE": str(profile)}, check=True
-    )
+    environment = os.environ | {"LLVM_PROFILE_FILE": str(profile), "TIDELOCK_ENTERED": str(of_c)}
+    subprocess.run([program, "--seeds", str(seeds)], cwd=ROOT, env=environment, check=True)
+    entered_c: dict[str, set[int]] = defaultdict(set)
+    for text in of_c.read_text().splitlines():
+        file, line = text.split(":")
+        entered_c[file].add(int(line))
     entered = ran(profile)
     functions = list(functions_of(program))
     if unknown := entered - {function.key for function in functions}:
         raise Unreadable(f"{program}: of {len(unknown)} functions that ran it does not say where they are")
-    return {
+    places = {
         (file, *function.start)
         for function in functions
         if function.key in entered and (file := _of_production(function.file))
     }
+    return places, entered_c
 
 
 def _of_production(path: Path) -> str | None:
@@ -177,7 +192,7 @@ def measured(seeds: int) -> tuple[list[str], list[Named]]:
         for package in json.loads(told)["packages"]
     }
     say("building the simulator with counters")
-    entered = simulated(seeds)
+    entered, entered_c = simulated(seeds)
     say("building production's crates with counters")
     made: dict[str, dict[tuple, tuple[Function, bool]]] = defaultdict(dict)
     production = [name for crate, name in crates.items() if not f"{crate}/".startswith(NOT_PRODUCTION)]
@@ -190,7 +205,8 @@ def measured(seeds: int) -> tuple[list[str], list[Named]]:
     for file, of_file in sorted(made.items()):
         functions += named_of(file, (ROOT / file).read_text().splitlines(), of_file.values())
     for path in sorted((ROOT / KERNEL_PROGRAMS).glob("*.[ch]")):
-        functions += c_functions_of(str(path.relative_to(ROOT)), path.read_text().splitlines())
+        source = path.read_text().splitlines()
+        functions += c_functions_of(str(path.relative_to(ROOT)), source, entered_c[path.name])
     return [*crates, KERNEL_PROGRAMS], functions
 
 
