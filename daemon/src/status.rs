@@ -98,10 +98,8 @@ pub struct GroupStatus {
     /// The mode in force.
     pub mode: Mode,
     /// The mode that is wanted: the configuration's, or that of the last `tidelock mode` since the start. Another one is
-    /// in force while the group is degraded, and `async` is not before the backup has heard of this run. `None`: an
-    /// older daemon does not say it.
-    #[serde(default)]
-    pub wanted_mode: Option<Mode>,
+    /// in force while the group is degraded, and `async` is not before the backup has heard of this run.
+    pub wanted_mode: Mode,
     /// The mode of the configuration, which a restart brings back.
     pub configured_mode: Mode,
     /// Since when clients may have seen what a disaster would undo; `None` if they have not.

@@ -9,7 +9,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 1 | kind: 1 write, 2 zero, 3 copy-done, 4 idle; 128 and above: notes of the journal, never on a link |
-//! | 1 | 1 | flags: 1 COPY, 2 NO_HOLE, 4 FLUSHED (protocol 6, journal format 4); the others must be 0 |
+//! | 1 | 1 | flags: 1 COPY, 2 NO_HOLE, 4 FLUSHED (a flush of the guest stands before it); the others must be 0 |
 //! | 2 | 2 | writer |
 //! | 4 | 2 | disk |
 //! | 6 | 2 | number of dependency entries that follow the header |

@@ -48,7 +48,7 @@ struct Modes {
 
 impl Modes {
     fn of(group: &GroupStatus) -> Self {
-        Self { wanted: group.wanted_mode.unwrap_or(group.mode), in_force: group.mode }
+        Self { wanted: group.wanted_mode, in_force: group.mode }
     }
 
     /// Whether there is nothing to switch.

@@ -190,7 +190,7 @@ impl Host {
             state_age_ms: ms(now.since_ns(past.since)),
             detail: detail(group, &gates, now),
             mode,
-            wanted_mode: Some(group.view().wanted),
+            wanted_mode: group.view().wanted,
             configured_mode: group.config.mode,
             unprotected_for_ms: past
                 .unprotected_since

@@ -87,7 +87,7 @@ pub(crate) fn status() -> Status {
         state_age_ms: 11_400_000,
         detail: None,
         mode: Mode::Pipelined,
-        wanted_mode: Some(Mode::Pipelined),
+        wanted_mode: Mode::Pipelined,
         configured_mode: Mode::Pipelined,
         unprotected_for_ms: None,
         when_unreachable: "hold".into(),
