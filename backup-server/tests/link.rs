@@ -13,7 +13,7 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, CopyState, LastRun, Message, PROTOCOL, RefusalKind};
-use tidelock_protocol::part::{self, Begun};
+use tidelock_protocol::part::{self, PartialRecord};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_tls::Files;
 use tidelock_tls::pki::Authority;
@@ -334,7 +334,7 @@ async fn a_large_record_lets_beacons_pass_and_outlives_its_connection() {
     drop(host);
     let run = LastRun::Continues { from: Seq(2) };
     let (mut host, attached) = Host::attached(address, 1, run).await;
-    assert_eq!(stream(&attached).begun, Some(Begun { seq: Seq(2), bytes: at }));
+    assert_eq!(stream(&attached).begun, Some(PartialRecord { seq: Seq(2), bytes: at }));
     let rest = (large.encoded_len() as u32 - at).div_ceil(limits::PART_MAX_BYTES);
     send(&mut host, at, rest - 1).await;
     drop(host);

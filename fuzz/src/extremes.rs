@@ -14,7 +14,7 @@ use tidelock_protocol::message::{
     Attach, Attached, Basis, Bookmark, BookmarkPoint, CleanEnd, CopyState, DiskSpec, Form, LastRun,
     LogAge, Message, Mode, Policy, Progress, RefusalKind, Role, StreamState, Tagging, Writing,
 };
-use tidelock_protocol::part::Begun;
+use tidelock_protocol::part::PartialRecord;
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 
@@ -454,7 +454,7 @@ impl<'a> Extremes<'a> {
         StreamState {
             last_hlc: self.hlc(),
             copy: self.copy(),
-            begun: self.maybe(|of| Begun { seq: of.seq(), bytes: of.number_32() }),
+            begun: self.maybe(|of| PartialRecord { seq: of.seq(), bytes: of.number_32() }),
             basis: self.basis(),
         }
     }

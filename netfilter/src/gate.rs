@@ -8,23 +8,23 @@
 //! is shut until the first lease. Rules and kernel programs stay at every end of the process, however
 //! it ends: the kernel drops what they queue, until the next start replaces them in one step. A guest
 //! that lives on while nobody holds its packets would answer clients beside whoever was recovered at
-//! the backup. Only [`Left::remove`] takes rules and programs away.
+//! the backup. Only [`EndedGate::remove`] takes rules and programs away.
 //!
 //! [`Gate::stop`] is for a clean end, after the taps have been closed, so that P stands still.
 //! What is covered is released, then the queue is closed, and the kernel drops what still waited:
 //! TCP sends it again, to whoever answers then.
 
+mod ended;
 mod group_gate;
 mod interfaces;
-mod left;
 mod rules_kept;
 mod shared;
 mod stats;
 mod tagging;
 mod worker;
 
+pub use ended::EndedGate;
 pub use group_gate::{GroupGate, PortParts};
-pub use left::Left;
 pub use rules_kept::{RulesDoubt, RulesFound};
 pub use shared::{GateHandle, GroupState, Pending, Surroundings, ToldPrograms};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
@@ -245,11 +245,11 @@ impl MemberGate {
 
 /// The clocks of this machine, and the gate's thread.
 #[derive(Debug)]
-struct OfThread {
+struct ThreadSurroundings {
     wake: Arc<EventFd>,
 }
 
-impl Surroundings for OfThread {
+impl Surroundings for ThreadSurroundings {
     fn now(&self) -> MonoNanos {
         now()
     }
@@ -299,7 +299,7 @@ impl Gate {
                     let cells = Arc::clone(tags.committed());
                     ToldPrograms::new(cells, tagging.hlc_ahead_max_ms, !tagging.is_hlc())
                 }),
-                Arc::new(OfThread { wake: Arc::clone(&wake) }),
+                Arc::new(ThreadSurroundings { wake: Arc::clone(&wake) }),
             );
             for interface in config.members.iter().flat_map(|member| &member.interfaces) {
                 let index = interface_index(&interface.interface);

@@ -140,7 +140,7 @@ pub enum ShutWhy {
 
 /// A packet that leaves after it has waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct Released {
     /// The kernel's number.
     pub id: PacketId,
     /// How long it is.
@@ -315,7 +315,7 @@ impl ReleaseQueue {
     }
 
     /// Releases what may leave: returns n for "accept all ids up to n", and tells `left` of each.
-    pub fn release(&mut self, now: MonoNanos, mut left: impl FnMut(Left)) -> Option<PacketId> {
+    pub fn release(&mut self, now: MonoNanos, mut left: impl FnMut(Released)) -> Option<PacketId> {
         let mut up_to = None;
         while let Some(run) = self.runs.front() {
             let may_leave = match self.policy() {
@@ -334,7 +334,7 @@ impl ReleaseQueue {
                     forget(&mut self.held_in_flow, flow);
                 }
                 up_to = Some(held.id);
-                left(Left {
+                left(Released {
                     id: held.id,
                     len_bytes: held.len_bytes,
                     held_ns: now.since_ns(held.arrived),
@@ -491,7 +491,7 @@ mod tests {
         queue.set_committed(&stamp(3));
         let mut left = Vec::new();
         assert_eq!(queue.release(at_ms(52), |p| left.push(p)), Some(PacketId(2)));
-        assert_eq!(left, [Left { id: PacketId(2), len_bytes: 10, held_ns: 50_000_000 }]);
+        assert_eq!(left, [Released { id: PacketId(2), len_bytes: 10, held_ns: 50_000_000 }]);
         assert_eq!(queue.held_bytes(), 0);
     }
 

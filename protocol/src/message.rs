@@ -12,7 +12,7 @@
 use crate::hlc::Hlc;
 use crate::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId};
 use crate::machine::Machine;
-use crate::part::Begun;
+use crate::part::PartialRecord;
 use crate::tag::TagTerms;
 use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
@@ -352,7 +352,7 @@ pub struct StreamState {
     pub copy: CopyState,
     /// The part of the next record that has arrived on an earlier connection of this run: sending
     /// goes on inside it.
-    pub begun: Option<Begun>,
+    pub begun: Option<PartialRecord>,
     /// The backup's verdict on the host's account of the last run.
     pub basis: Basis,
 }

@@ -27,7 +27,7 @@ pub struct Part {
 
 /// How much of a record the backup has gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begun {
+pub struct PartialRecord {
     /// The record.
     pub seq: Seq,
     /// Bytes of its encoding, from its beginning.
@@ -87,9 +87,9 @@ impl Gathering {
 
     /// How much there is.
     #[must_use]
-    pub fn begun(&self) -> Option<Begun> {
+    pub fn begun(&self) -> Option<PartialRecord> {
         let bytes = self.bytes.len() as u32;
-        (bytes > 0).then_some(Begun { seq: self.seq, bytes })
+        (bytes > 0).then_some(PartialRecord { seq: self.seq, bytes })
     }
 
     /// Takes a part of the record after `received`. Returns the record when it is whole.
@@ -228,7 +228,7 @@ mod tests {
         }
         g.attached(RUN, Seq(4));
         let begun = g.begun().unwrap();
-        assert_eq!(begun, Begun { seq: Seq(5), bytes: 3 * limits::PART_MAX_BYTES });
+        assert_eq!(begun, PartialRecord { seq: Seq(5), bytes: 3 * limits::PART_MAX_BYTES });
         let rest = self::parts(&record, begun.bytes);
         assert_eq!(rest, parts[3..]);
         let clone = RunId { nonce: Nonce(3, 4), ..RUN };

@@ -10,7 +10,7 @@
 
 use crate::ids::Seq;
 use crate::message::{LastRun, Message};
-use crate::part::{self, Begun, Part};
+use crate::part::{self, Part, PartialRecord};
 use crate::record::Record;
 use std::collections::VecDeque;
 use thiserror::Error;
@@ -74,7 +74,7 @@ pub struct Sender {
     backlog_bytes: u64,
     attached: bool,
     /// How much of the next record has been sent.
-    begun: Option<Begun>,
+    begun: Option<PartialRecord>,
 }
 
 impl Sender {
@@ -119,7 +119,7 @@ impl Sender {
     pub fn attached(
         &mut self,
         durable: Seq,
-        begun: Option<Begun>,
+        begun: Option<PartialRecord>,
     ) -> Result<Released, SenderError> {
         if durable < self.durable {
             return Err(SenderError::Gap { durable, forgotten: self.durable });
@@ -163,7 +163,7 @@ impl Sender {
             let part = part::part_of(record, begun.map_or(0, |b| b.bytes));
             let bytes = part.at + part.data.len() as u32;
             if bytes < total_bytes {
-                self.begun = Some(Begun { seq, bytes });
+                self.begun = Some(PartialRecord { seq, bytes });
             } else {
                 self.next += 1;
                 self.sent = self.sent.max(seq);

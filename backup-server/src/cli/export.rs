@@ -20,7 +20,7 @@ use crate::server::views::{ViewStatus, Wanted};
 use anyhow::{Context, Result, bail, ensure};
 use hold::Hold;
 use image::Unmade;
-use record::{Base, Begun, Record};
+use record::{Base, ExportRequest, Record};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -153,7 +153,7 @@ async fn one(
     base: Option<Base>,
 ) -> Result<Record> {
     refuse_existing(out)?;
-    let begun = Begun::find(out)?;
+    let begun = ExportRequest::find(out)?;
     let asked = at.to_string();
     let base_file = base.as_ref().map(|base| base.file.clone());
     if let Some(begun) = &begun {
@@ -175,7 +175,7 @@ async fn one(
     let hold = Hold::take(client, &args.group, out, at, begun_at).await?;
     let record = make(client, args, out, at, (base, begun), &hold).await;
     // Only what can be gone on with needs its point.
-    if record.is_ok() || Begun::find(out)?.is_none() {
+    if record.is_ok() || ExportRequest::find(out)?.is_none() {
         hold.give_up().await;
     }
     record
@@ -186,7 +186,7 @@ async fn make(
     args: &Export,
     out: &Path,
     at: &When,
-    (base, begun): (Option<Base>, Option<Begun>),
+    (base, begun): (Option<Base>, Option<ExportRequest>),
     hold: &Hold<'_>,
 ) -> Result<Record> {
     let (asked, base_file) = (at.to_string(), base.as_ref().map(|base| base.file.clone()));
@@ -222,7 +222,7 @@ async fn make(
     eprintln!("exporting {} at {at}", disk.name);
     let size_bytes = disk.size_bytes;
     if begun.is_none() {
-        let begun = Begun {
+        let begun = ExportRequest {
             format_version: record::FORMAT,
             group: args.group.clone(),
             disk: args.disk.clone(),
@@ -286,7 +286,7 @@ fn finish(
     renameat_with(CWD, record::unfinished(out), CWD, out, RenameFlags::NOREPLACE)
         .with_context(|| format!("cannot make {}", out.display()))?;
     record::sync_dir(out)?;
-    Begun::remove(out)?;
+    ExportRequest::remove(out)?;
     Ok(record)
 }
 

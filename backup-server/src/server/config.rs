@@ -70,12 +70,12 @@ pub struct Config {
     /// Groups that one host may create which are not listed here.
     pub groups_per_host: usize,
     options: GroupOptions,
-    groups: BTreeMap<String, OfGroup>,
+    groups: BTreeMap<String, GroupSection>,
 }
 
 /// What is said of one group.
 #[derive(Clone, Debug)]
-struct OfGroup {
+struct GroupSection {
     hosts: Vec<String>,
     members: BTreeMap<String, String>,
     retention: Option<Retention>,
@@ -225,7 +225,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
         let members =
             members.map(|listed| read_members(group, &listed, &hosts)).unwrap_or_default();
-        let of = OfGroup { hosts, members, retention: of_group, compress_after };
+        let of = GroupSection { hosts, members, retention: of_group, compress_after };
         Some((name?.value.to_string(), of))
     });
     let (

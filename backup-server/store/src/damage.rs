@@ -199,11 +199,11 @@ pub fn is_damage(error: &io::Error) -> bool {
 
 /// Places that readers have found damaged; each is verified as a whole later.
 #[derive(Clone, Debug, Default)]
-pub struct Noticed(Arc<Mutex<Found>>);
+pub struct Noticed(Arc<Mutex<NoticedDamage>>);
 
 /// Segments, and places of images.
 #[derive(Debug, Default)]
-struct Found {
+struct NoticedDamage {
     segments: BTreeSet<u64>,
     places: BTreeSet<(DiskKey, u64)>,
 }
@@ -212,7 +212,7 @@ struct Found {
 const PLACES_MAX: usize = 1024;
 
 impl Noticed {
-    fn found(&self) -> MutexGuard<'_, Found> {
+    fn found(&self) -> MutexGuard<'_, NoticedDamage> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -11,7 +11,7 @@ use crate::state::MemberState;
 use anyhow::{Context, bail};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tidelock_netfilter::gate::{Left, PIN_DIRECTORY};
+use tidelock_netfilter::gate::{EndedGate, PIN_DIRECTORY};
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::Firewall;
 
@@ -100,7 +100,7 @@ pub(super) fn find<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a Gro
     })
 }
 
-fn left_of(group: &Group) -> Vec<Left<'_>> {
+fn left_of(group: &Group) -> Vec<EndedGate<'_>> {
     let here = group.members.iter().flat_map(|member| {
         member
             .networks
@@ -108,7 +108,7 @@ fn left_of(group: &Group) -> Vec<Left<'_>> {
             .enumerate()
             .map(|(nth, network)| (member.name.as_str(), nth, network))
     });
-    here.map(|(member, nth, network)| Left {
+    here.map(|(member, nth, network)| EndedGate {
         group: group.name.as_str(),
         member,
         nth,
@@ -119,7 +119,7 @@ fn left_of(group: &Group) -> Vec<Left<'_>> {
     .collect()
 }
 
-fn consequence(left: &[Left<'_>]) -> String {
+fn consequence(left: &[EndedGate<'_>]) -> String {
     let interfaces: Vec<_> = left.iter().map(|member| member.interface).collect();
     format!(
         "Whatever is behind {} will talk to anybody unheld, and what clients are told from now on is not protected. If the \
@@ -129,7 +129,7 @@ fn consequence(left: &[Left<'_>]) -> String {
     )
 }
 
-fn words(left: &[Left<'_>]) -> String {
+fn words(left: &[EndedGate<'_>]) -> String {
     left.iter()
         .map(|m| format!("{}: the rules of {} are gone; its packets pass\n", m.member, m.interface))
         .collect()
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_becomes_of_each_interface_is_said() {
-        let member = |member, interface| Left {
+        let member = |member, interface| EndedGate {
             group: "shop",
             member,
             nth: 0,

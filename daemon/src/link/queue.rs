@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message};
-use tidelock_protocol::part::Begun;
+use tidelock_protocol::part::PartialRecord;
 use tidelock_protocol::record::Record;
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
 
@@ -156,7 +156,11 @@ impl Queue {
     }
 
     /// As [`Sender::attached`].
-    pub fn attached(&mut self, durable: Seq, begun: Option<Begun>) -> Result<(), QueueError> {
+    pub fn attached(
+        &mut self,
+        durable: Seq,
+        begun: Option<PartialRecord>,
+    ) -> Result<(), QueueError> {
         self.skip(durable)?;
         self.sender.attached(durable, begun)?;
         self.attached = true;

@@ -19,7 +19,7 @@ use tidelock_protocol::message::{
     Attach, Attached, Basis, CleanEnd, CopyState, DiskSpec, Form, LastRun, LogAge, Message, Mode,
     Progress, RefusalKind, Role, StreamState, Tagging, Writing,
 };
-use tidelock_protocol::part::{self, Begun};
+use tidelock_protocol::part::{self, PartialRecord};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
@@ -169,7 +169,7 @@ fn messages() -> Vec<Message> {
             stream: Some(StreamState {
                 last_hlc: Hlc(1 << 20),
                 copy: CopyState::Whole,
-                begun: Some(Begun { seq: Seq(10), bytes: 65536 }),
+                begun: Some(PartialRecord { seq: Seq(10), bytes: 65536 }),
                 basis: Basis::Everything { why: "a disk was restored".into() },
             }),
         }),

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GroupConfig, Hooks, InterfaceConfig, Left, MemberConfig, MemberTagging,
+    EndedGate, Gate, GateHandle, GroupConfig, Hooks, InterfaceConfig, MemberConfig, MemberTagging,
     Pending, RulesFound, TaggedMember, TaggingConfig, TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
@@ -151,7 +151,7 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
 fn remove(options: &[&str]) -> Answer {
     let options: HashMap<&str, &str> = options.iter().filter_map(|o| o.split_once('=')).collect();
     let get = |name: &str| options.get(name).copied().ok_or(format!("{name}= is missing"));
-    let left = Left {
+    let left = EndedGate {
         group: GROUP,
         member: get("member")?,
         nth: options.get("nth").map_or(Ok(0), |nth| nth.parse())?,

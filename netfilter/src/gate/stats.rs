@@ -3,7 +3,7 @@
 //! Each has one writer (the gate's thread; for restored rules whoever follows the rules), so relaxed
 //! atomics are exact; a snapshot may mix two moments, which is fine for metrics and status.
 
-use crate::release_queue::{Left, PassWhy, ShutWhy};
+use crate::release_queue::{PassWhy, Released, ShutWhy};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tidelock_protocol::ids::MonoNanos;
 
@@ -138,7 +138,7 @@ impl GateStats {
         );
     }
 
-    pub(super) fn left(&self, left: Left) {
+    pub(super) fn left(&self, left: Released) {
         let bucket = HOLD_BUCKETS_MS.partition_point(|ms| ms * 1_000_000 < left.held_ns);
         add(&self.hold_buckets[bucket], 1);
         add(&self.hold_ns_sum, left.held_ns);
@@ -214,7 +214,7 @@ mod tests {
     fn hold_times_fall_into_their_buckets() {
         let stats = GateStats::default();
         for held_ns in [0, 1_000_000, 1_000_001, 60_000_000, 16_000_000_000] {
-            stats.left(Left { id: PacketId(1), len_bytes: 10, held_ns });
+            stats.left(Released { id: PacketId(1), len_bytes: 10, held_ns });
         }
         let s = stats.snapshot();
         assert_eq!((s.hold_buckets[0], s.hold_buckets[1], s.hold_buckets[6]), (2, 1, 1));

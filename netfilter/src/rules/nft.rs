@@ -29,7 +29,7 @@ struct Written {
 }
 
 /// Where a member has rules.
-pub(super) struct Left {
+pub(super) struct LeftoverRules {
     pub(super) queue: bool,
     pub(super) beside: bool,
 }
@@ -187,12 +187,12 @@ impl Nft {
     }
 
     /// In which tables an earlier run has left rules of this member.
-    pub(super) fn left_of(&self, member: &str) -> Result<Left, RulesError> {
+    pub(super) fn left_of(&self, member: &str) -> Result<LeftoverRules, RulesError> {
         let (id, own) = (word(member), members_own_table(member));
         let listed = self.run(&["list", "tables"])?;
         // It was of either purpose.
         let is_old = listed.iter().any(|line| line.split_whitespace().next_back() == Some(&own));
-        let mut left = Left { queue: is_old, beside: is_old };
+        let mut left = LeftoverRules { queue: is_old, beside: is_old };
         for (table, content) in self.read(None)? {
             let has = content.entries.iter().any(|entry| entry.id == id);
             match table.purpose {

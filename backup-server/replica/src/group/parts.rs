@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::ids::{RunId, Seq};
 use tidelock_protocol::limits;
-use tidelock_protocol::part::{Begun, Gathering, Part, PartError};
+use tidelock_protocol::part::{Gathering, Part, PartError, PartialRecord};
 use tidelock_protocol::record::Record;
 
 /// Records in parts of one host: eight of the longest.
@@ -105,7 +105,7 @@ impl Gathered {
         self.settle();
     }
 
-    pub(super) fn begun(&self) -> Option<Begun> {
+    pub(super) fn begun(&self) -> Option<PartialRecord> {
         self.gathering.begun()
     }
 

@@ -35,7 +35,7 @@ pub(super) enum Limit<'a> {
 }
 
 /// A record of the replayed part.
-struct Seen {
+struct ReplayedRecord {
     writer: WriterId,
     seq: Seq,
     at: Hlc,
@@ -46,7 +46,7 @@ struct Seen {
     is_over: bool,
 }
 
-impl Seen {
+impl ReplayedRecord {
     fn new(place: &Place<'_>, record: &Record, at: Hlc, is_over: bool) -> Self {
         let Place { start, end, arrived_ms, .. } = *place;
         Self { writer: record.writer, seq: record.seq, at, arrived_ms, start, end, is_over }
@@ -113,7 +113,7 @@ struct Replay<'a, F> {
     since: Hlc,
     /// The effective time of the newest record that was replayed.
     newest: Hlc,
-    seen: Vec<Seen>,
+    seen: Vec<ReplayedRecord>,
     /// Of an exact cut: writers of which a record was beyond it.
     passed: BTreeSet<WriterId>,
     whole_at: BTreeMap<WriterId, Seq>,
@@ -172,7 +172,7 @@ impl<F: StorageFile> Replay<'_, F> {
         }
         // What is in the images must be in it, too: nothing more of that can be.
         if let Step::Record { record, at, is_void: false, .. } = step {
-            self.seen.push(Seen::new(place, record, *at, true));
+            self.seen.push(ReplayedRecord::new(place, record, *at, true));
         }
         let ends = place.start >= self.of.base;
         Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -224,7 +224,7 @@ impl<F: StorageFile> Replay<'_, F> {
         self.newest = self.newest.max(at);
         self.has_void |= is_void;
         if !is_void {
-            self.seen.push(Seen::new(place, record, at, false));
+            self.seen.push(ReplayedRecord::new(place, record, at, false));
         }
         if self.passed.contains(&writer) || is_outside(self.limit, record) {
             self.passed.insert(writer);
@@ -284,7 +284,8 @@ impl<F: StorageFile> Replay<'_, F> {
             }
         };
         let writers = writers(state, &cut, &self.whole_at, &self.joined)?;
-        let is_in = |record: &&Seen| !record.is_over && record.seq <= cut.get(record.writer);
+        let is_in =
+            |record: &&ReplayedRecord| !record.is_over && record.seq <= cut.get(record.writer);
         if self.seen.iter().any(|record| record.start < of.base && !is_in(&record)) {
             // It is in the images already.
             return Err(PastError::BeforeWindow { oldest: of.oldest.at });

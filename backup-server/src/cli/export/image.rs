@@ -1,7 +1,7 @@
 //! The image while it is being made: what is there is checked by its digests and kept, the rest comes from the server,
 //! and at the end all of it is read back.
 
-use super::record::{self, Base, BaseRecord, Begun};
+use super::record::{self, Base, BaseRecord, ExportRequest};
 use super::{explain, progress};
 use crate::server::control::{Reply, Request};
 use crate::server::qemu::{self, QemuImage};
@@ -93,7 +93,7 @@ impl Unmade {
         };
         let found = digest(&path, self.format, self.size_bytes, &self.stop)?;
         if found != wanted {
-            Begun::remove(&self.out)?;
+            ExportRequest::remove(&self.out)?;
             let why = if base.is_some() {
                 ". Its base is not what the disk was at that point"
             } else {
@@ -207,7 +207,7 @@ impl Unmade {
             {
                 return Ok(());
             }
-            Begun::remove(&self.out)?;
+            ExportRequest::remove(&self.out)?;
             if known.size_bytes != self.size_bytes {
                 bail!(
                     "the disk has grown: it had {} bytes when {} was made, and has {} now. An increment does not change the \

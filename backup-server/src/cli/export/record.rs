@@ -62,7 +62,7 @@ impl Base {
 
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Begun {
+pub(super) struct ExportRequest {
     pub(super) format_version: u32,
     pub(super) group: String,
     pub(super) disk: String,
@@ -89,7 +89,7 @@ impl Record {
     }
 }
 
-impl Begun {
+impl ExportRequest {
     /// What was begun and not ended.
     pub(super) fn find(out: &Path) -> Result<Option<Self>> {
         let begun: Option<Self> = read(&with(out, ".unfinished.json"))?;

@@ -40,7 +40,7 @@ pub struct Wanted {
 
 /// What was begun.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Begun {
+pub struct SnapshotsStarted {
     /// These are made or moved.
     pub names: Vec<String>,
     /// Those of them whose job began with this; others had one.
@@ -51,7 +51,11 @@ pub struct Begun {
 
 impl Snapshots {
     /// Makes, moves or goes on with snapshots of a group.
-    pub async fn begin(self: &Arc<Self>, group: &str, wanted: Wanted) -> Result<Begun, String> {
+    pub async fn begin(
+        self: &Arc<Self>,
+        group: &str,
+        wanted: Wanted,
+    ) -> Result<SnapshotsStarted, String> {
         let snapshots = Arc::clone(self);
         let of = group.to_owned();
         travel::looking(&self.registry, group, move |look| {
@@ -66,7 +70,7 @@ impl Snapshots {
         look: &Look,
         group: &str,
         wanted: &Wanted,
-    ) -> Result<Begun, String> {
+    ) -> Result<SnapshotsStarted, String> {
         let names: Vec<String> = wanted.names.iter().map(|(name, _)| name.clone()).collect();
         if let Some(bad) = names.iter().find(|name| !bounds::is_name(name)) {
             return Err(format!(
@@ -84,7 +88,7 @@ impl Snapshots {
             return self.roll(look, group, name, to, wanted);
         }
         let mut fresh = Vec::new();
-        let mut begun = Begun::default();
+        let mut begun = SnapshotsStarted::default();
         for (name, when) in &wanted.names {
             match self.go_on_with(look, group, name, when.as_ref())? {
                 Some(started) => {
@@ -147,7 +151,7 @@ impl Snapshots {
         group: &str,
         fresh: &[(String, Point)],
         wanted: &Wanted,
-        begun: &mut Begun,
+        begun: &mut SnapshotsStarted,
     ) -> Result<(), String> {
         let history = &look.history;
         let base = wanted.base.as_ref().map(|base| self.base(group, base)).transpose()?;
@@ -232,7 +236,7 @@ impl Snapshots {
         name: &str,
         to: Point,
         wanted: &Wanted,
-    ) -> Result<Begun, String> {
+    ) -> Result<SnapshotsStarted, String> {
         let mut record = {
             let all = self.lock();
             let Some(entry) = all.get(&key(group, name)) else {
@@ -277,7 +281,7 @@ impl Snapshots {
         record.pace = wanted.pace;
         self.put_rolling(look, name, record)?;
         let started = self.start(group, vec![name.to_owned()]);
-        Ok(Begun { names: vec![name.to_owned()], started, notes: Vec::new() })
+        Ok(SnapshotsStarted { names: vec![name.to_owned()], started, notes: Vec::new() })
     }
 
     fn put_rolling(&self, look: &Look, name: &str, mut record: Record) -> Result<(), String> {

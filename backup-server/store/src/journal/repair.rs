@@ -126,7 +126,7 @@ pub fn plan<S: Storage>(
     }
     let behind: Vec<Segment<S::File>> =
         ids.range(end.segment..).filter_map(|(index, _)| open(*index).ok()).collect();
-    let mut seen = Seen::default();
+    let mut seen = ReadableTail::default();
     for segment in &behind {
         let from = if segment.index == end.segment { end.offset } else { begins };
         seen.all_of(segment, from);
@@ -169,12 +169,12 @@ fn parse(name: &str) -> Option<(u64, u64)> {
 
 /// What can still be read behind the cut.
 #[derive(Default)]
-struct Seen {
+struct ReadableTail {
     last: BTreeMap<WriterId, Seq>,
     epoch: u64,
 }
 
-impl Seen {
+impl ReadableTail {
     fn all_of<F: StorageFile>(&mut self, segment: &Segment<F>, from: u64) {
         let mut scan = Scan::new(segment.file.clone(), segment.id, from, segment.len_bytes);
         loop {

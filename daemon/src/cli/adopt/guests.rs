@@ -1,7 +1,7 @@
 //! The guests of a group, each with its QEMU.
 
 use super::Options;
-use super::mirror::{Mirror, Seen};
+use super::mirror::{Mirror, MirrorProgress};
 use super::qmp::{Node, Qmp, QmpError};
 use crate::control::AdoptedDisk;
 use anyhow::{Context, bail};
@@ -98,8 +98,8 @@ impl Guests {
     }
 
     /// How all copies stand together.
-    pub(super) fn look(&mut self) -> anyhow::Result<Seen> {
-        let mut all = Seen { is_ready: true, done_bytes: 0, total_bytes: 0 };
+    pub(super) fn look(&mut self) -> anyhow::Result<MirrorProgress> {
+        let mut all = MirrorProgress { is_ready: true, done_bytes: 0, total_bytes: 0 };
         for mirror in &mut self.0 {
             let seen = mirror.look()?;
             all.is_ready &= seen.is_ready;

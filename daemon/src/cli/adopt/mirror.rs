@@ -24,7 +24,7 @@ const RECONNECT_S: u64 = 3600;
 
 /// How the copies stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct MirrorProgress {
     /// Each has had nothing left to copy, once.
     pub(super) is_ready: bool,
     /// Bytes.
@@ -118,9 +118,9 @@ impl Mirror {
     }
 
     /// How they stand. One that has ended is an error.
-    pub(super) fn look(&mut self) -> anyhow::Result<Seen> {
+    pub(super) fn look(&mut self) -> anyhow::Result<MirrorProgress> {
         let jobs = qmp::jobs(&mut self.qmp)?;
-        let mut seen = Seen { is_ready: true, done_bytes: 0, total_bytes: 0 };
+        let mut seen = MirrorProgress { is_ready: true, done_bytes: 0, total_bytes: 0 };
         for copy in &self.copies {
             let Some(job) = jobs.iter().find(|job| job.id == copy.job) else {
                 bail!("{}: somebody has ended its copy", copy.what);

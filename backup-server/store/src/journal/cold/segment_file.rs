@@ -98,7 +98,7 @@ impl<F: StorageFile> StorageFile for SegmentFile<F> {
 }
 
 /// The file of a segment, and the name of one beside it that is not needed.
-pub(crate) struct Found<F> {
+pub(crate) struct FoundSegment<F> {
     pub(crate) file: SegmentFile<F>,
     pub(crate) left_over: Option<String>,
 }
@@ -112,7 +112,7 @@ pub(crate) fn find_segment_file<S: Storage>(
     index: u64,
     id: u64,
     cache: &Arc<BlockCache>,
-) -> Result<Option<Found<S::File>>, ColdError> {
+) -> Result<Option<FoundSegment<S::File>>, ColdError> {
     let open = |name: &str| match storage.open(&tidelock_storage::join(dir, name)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         file => file.map(Some),
@@ -126,7 +126,7 @@ pub(crate) fn find_segment_file<S: Storage>(
             false => Err(ColdError::Damaged("it is of another segment")),
         }
     });
-    let found = |file, left_over| Ok(Some(Found { file, left_over }));
+    let found = |file, left_over| Ok(Some(FoundSegment { file, left_over }));
     match (plain, cold) {
         (None, None) => Ok(None),
         (Some(plain), None) => found(SegmentFile::Plain(plain), None),

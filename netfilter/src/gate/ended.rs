@@ -9,7 +9,7 @@ use tidelock_tagging::{Pinned, detach_left, forget_left};
 
 /// A member whose gate has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Left<'a> {
+pub struct EndedGate<'a> {
     /// Its group.
     pub group: &'a str,
     /// Its name.
@@ -24,7 +24,7 @@ pub struct Left<'a> {
     pub pin_directory: &'a Path,
 }
 
-impl Left<'_> {
+impl EndedGate<'_> {
     /// Whether somebody judges its packets: then they are not left.
     pub fn is_in_use(&self) -> Result<bool, GateError> {
         Ok(kernel_counters(self.queue)?.is_some())
