@@ -37,6 +37,8 @@ pub mod host;
 pub mod link;
 #[cfg(feature = "host")]
 pub mod metrics;
+#[cfg(feature = "host")]
+pub mod nbd_tap;
 pub mod overflow;
 #[cfg(feature = "host")]
 pub mod owner;

@@ -1,18 +1,14 @@
 //! A disk's socket, and the file behind it, for the driver.
 
+use crate::nbd_tap::TapDisk;
 use crate::owner::driver::DiskFile;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use tidelock_nbd::{
-    BlockSize, Export, ExportError, ExportTable, ExtentState, Features, Request, Users,
-};
+use tidelock_nbd::ExportError;
 use tidelock_protocol::message::DiskSpec;
-use tidelock_uring::{Extent, ExtentKind, FileKind, LocalFile, SharedFd};
-
-/// The longest answer to one BLOCK_STATUS.
-const STATUS_EXTENTS_MAX: usize = 1024;
+use tidelock_uring::{Extent, FileKind, LocalFile, SharedFd};
 
 /// A disk that is open and whose socket listens.
 #[derive(Debug)]
@@ -23,14 +19,12 @@ pub struct DiskSetup {
     pub file: Arc<LocalFile>,
     /// Its socket, listening.
     pub listener: SharedFd,
-    /// The exports that clients see.
-    pub exports: ExportTable,
+    /// The disk as clients see it.
+    pub tap: TapDisk<Arc<LocalFile>>,
 }
 
 impl DiskSetup {
-    /// Describes the disk to its clients.
-    ///
-    /// At most `connections` clients have it open at once.
+    /// At most `connections` clients have the disk open at once.
     pub fn new(
         spec: DiskSpec,
         file: LocalFile,
@@ -43,68 +37,14 @@ impl DiskSetup {
             FileKind::Regular => 1,
             FileKind::BlockDevice => file.alignment().offset_bytes,
         };
-        let export = Export {
-            name: spec.name.clone(),
-            description: String::new(),
-            size_bytes: spec.size_bytes,
-            read_only: false,
-            block_size: BlockSize { min, ..BlockSize::default() },
-            features: Features {
-                flush: true,
-                fua: true,
-                trim: true,
-                write_zeroes: true,
-                fast_zero: true,
-                cache: true,
-                // One descriptor serves all connections, so one sync covers all their writes.
-                multi_conn: connections > 1,
-            },
-            users: Some(Users::new(connections, in_use(&spec.name, connections))),
-        };
-        let exports = ExportTable::new(vec![export])?;
-        Ok(Self { spec, file: Arc::new(file), listener: listener.into(), exports })
+        let file = Arc::new(file);
+        let tap = TapDisk::new(spec.clone(), Arc::clone(&file), min, connections)?;
+        Ok(Self { spec, file, listener: listener.into(), tap })
     }
-}
 
-/// The refusal of a client that finds no place at a disk.
-fn in_use(disk: &str, connections: usize) -> String {
-    format!(
-        "disk {disk} is in use: {connections} client{} at once may use it, as two guests on one disk destroy it; \
-         end the other one, or set `connections` in the disk's section of the daemon's configuration",
-        if connections == 1 { "" } else { "s" }
-    )
-}
-
-impl DiskSetup {
     /// Its name, and its identity when it was opened.
     pub fn mark_when_opened(&self) -> String {
         format!("{} {}", self.spec.name, self.file.mark_when_opened())
-    }
-
-    /// Clients that may have the disk open at once.
-    pub(super) fn connections_max(&self) -> usize {
-        self.users().map_or(1, |users| users.max())
-    }
-
-    /// True if another client may open the disk.
-    pub(super) fn has_place(&self) -> bool {
-        self.users().is_none_or(|users| users.count() < users.max())
-    }
-
-    fn users(&self) -> Option<&Users> {
-        self.exports.as_slice().first()?.users.as_deref()
-    }
-
-    pub(super) fn block_status(&self, request: &Request) -> io::Result<Vec<tidelock_nbd::Extent>> {
-        let extents = self.file.extents(request.offset..request.end(), STATUS_EXTENTS_MAX)?;
-        let state = |kind| match kind {
-            ExtentKind::Allocated => ExtentState::DATA,
-            ExtentKind::Hole => ExtentState::HOLE_ZERO,
-        };
-        Ok(extents
-            .into_iter()
-            .map(|e| tidelock_nbd::Extent { len: e.len, state: state(e.kind) })
-            .collect())
     }
 }
 

@@ -3,27 +3,22 @@
 //! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one io_uring; a round is one
 //! system call. What has ended is told to the loop ([`crate::owner::Owner`]), which then takes its turn.
 
-mod clients;
-mod connection;
 mod disk;
 pub mod link;
-mod requests;
+mod sockets;
 mod token;
 
-pub use clients::HANDSHAKES_MAX;
 pub use disk::DiskSetup;
 
 use crate::link::port::ToLink;
+use crate::nbd_tap::NbdTap;
 use crate::owner::Clocks;
-use crate::owner::driver::{DiskOp, Driver, GuestIo, Taking, Timer};
+use crate::owner::driver::{DiskOp, Driver, Taking, Timer};
 use crate::owner::{Owner, OwnerParts, ToOwner};
 use crate::sequencer::{DiskError, RequestId};
-use crate::stats::OwnerStats;
 use crate::{clock, durable};
 use bytes::Bytes;
-use connection::{Connection, ConnectionId};
-use requests::Requests;
-use std::collections::HashMap;
+use sockets::Sockets;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -31,10 +26,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use thiserror::Error;
-use tidelock_protocol::ids::{Channel, MonoNanos};
+use tidelock_protocol::ids::Channel;
 use tidelock_uring::{
     AlignedBuf, BufPool, Buffer, Completion, Durability, EventFd, FallocateMode, LocalFile, Ring,
-    RingError, SyncKind,
+    RingError, SharedFd, SyncKind,
 };
 use token::Token;
 use tokio::sync::{Notify, mpsc};
@@ -84,34 +79,15 @@ pub enum DriverError {
 
 /// One member's ring, and what it is for.
 pub struct UringDriver {
-    member: String,
     ring: Ring,
     pool: BufPool,
-    disks: Vec<DiskSetup>,
+    /// The sockets of disks, by their numbers.
+    listeners: Vec<SharedFd>,
+    tap: NbdTap<SharedFd, Arc<LocalFile>>,
     log_file: Option<LogFile>,
     link: mpsc::UnboundedSender<(Channel, ToLink)>,
     channel: Channel,
     ceiling_wanted: Arc<Notify>,
-    stats: Arc<OwnerStats>,
-    now: MonoNanos,
-    // The state of clients (`clients.rs`).
-    taking: Taking,
-    listens: bool,
-    connections: HashMap<ConnectionId, Connection>,
-    next_connection: u64,
-    requests: Requests,
-    /// Requests that the loop has not taken yet.
-    asked: Vec<GuestIo>,
-    /// Connections with something to send, so that a round looks at no others.
-    touched: Vec<ConnectionId>,
-    /// Disks whose sockets do not accept, because a client came while nothing was taken.
-    unaccepted: Vec<usize>,
-    /// Disks whose sockets accept again at the next look.
-    accept_later: Vec<usize>,
-    looks_later: bool,
-    /// By disk, the last time that a line about its clients was logged.
-    said_at: HashMap<usize, MonoNanos>,
-    turned_away: bool,
 }
 
 /// Runs a member's loop until it has ended. `wake` and sockets are looked at on this thread alone.
@@ -120,34 +96,29 @@ pub fn run(parts: Parts) -> Result<(), DriverError> {
     let mut ring = Ring::new(RING_ENTRIES)?;
     tracing::debug!(member = of_owner.member, ring = ?ring.mode(), "owner loop");
     ring.wait_event(Token::Wake.to_u64(), &wake);
+    let listeners = disks.iter().map(|disk| disk.listener.clone()).collect();
+    let tap = NbdTap::new(
+        of_owner.member.clone(),
+        disks.into_iter().map(|disk| disk.tap).collect(),
+        of_owner.pool.clone(),
+        of_owner.stats.clone(),
+        clock::mono_now(),
+    );
     let driver = UringDriver {
-        member: of_owner.member.clone(),
         ring,
         pool: of_owner.pool.clone(),
-        disks,
+        listeners,
+        tap,
         log_file,
         link: parts.link,
         channel: parts.channel,
         ceiling_wanted: parts.ceiling_wanted,
-        stats: of_owner.stats.clone(),
-        now: clock::mono_now(),
-        taking: Taking::Nothing,
-        listens: false,
-        connections: HashMap::new(),
-        next_connection: 0,
-        requests: Requests::default(),
-        asked: Vec::new(),
-        touched: Vec::new(),
-        unaccepted: Vec::new(),
-        accept_later: Vec::new(),
-        looks_later: false,
-        said_at: HashMap::new(),
-        turned_away: false,
     };
     let mut owner = Owner::new(of_owner, driver, clocks());
     owner.begin();
     let ended = run_rounds(&mut owner, &messages, &wake);
-    owner.driver().hang_up_all();
+    let (tap, mut sockets) = owner.driver().tap();
+    tap.hang_up_all(&mut sockets);
     Ok(ended?)
 }
 
@@ -160,7 +131,7 @@ fn run_rounds(
         owner.driver().ring.submit_and_wait(1)?;
         let clocks = clocks();
         owner.set_time(clocks);
-        owner.driver().now = clocks.now;
+        owner.driver().tap.set_now(clocks.now);
         while let Some(completion) = owner.driver().ring.next_completion() {
             match Token::from_u64(completion.token) {
                 Token::Wake => {
@@ -198,24 +169,38 @@ fn ended(owner: &mut Owner<UringDriver>, op: DiskOp, completion: Completion) {
 
 /// Returns whether there were any.
 fn take_requests(owner: &mut Owner<UringDriver>) -> bool {
-    let mut asked = std::mem::take(&mut owner.driver().asked);
+    let mut asked = std::mem::take(owner.driver().tap.asked());
     let any = !asked.is_empty();
     asked.drain(..).for_each(|request| owner.ask(request));
     // Its memory is used again.
-    owner.driver().asked = asked;
+    *owner.driver().tap.asked() = asked;
     any
 }
 
 impl UringDriver {
+    fn tap(&mut self) -> (&mut NbdTap<SharedFd, Arc<LocalFile>>, Sockets<'_>) {
+        (&mut self.tap, Sockets { ring: &mut self.ring, listeners: &self.listeners })
+    }
+
     fn client_event(&mut self, token: Token, completion: Completion) {
         let Completion { result, buffer, .. } = completion;
+        let (tap, mut sockets) = self.tap();
+        let sockets = &mut sockets;
         match token {
-            Token::Accept(disk) => self.accepted(disk, result, buffer),
-            Token::Receive(id) => self.received(id, result, buffer),
-            Token::Send(id) => self.sent(id, result, buffer),
-            Token::Clients => self.look_at_clients(),
+            Token::Accept(disk) => {
+                let accepted = result.map(|_| buffer.into_fd().map(Arc::new));
+                tap.accepted(sockets, disk, accepted);
+            }
+            Token::Receive(id) => tap.received(sockets, id, result, buffer.into_aligned()),
+            Token::Send(id) => tap.sent(id, result, buffer.into_many()),
+            Token::Clients => tap.look(sockets),
             Token::Wake | Token::Timer(_) | Token::Disk(_) => unreachable!("the loop's"),
         }
+    }
+
+    fn send_replies(&mut self) {
+        let (tap, mut sockets) = self.tap();
+        tap.send_replies(&mut sockets);
     }
 }
 
@@ -286,15 +271,16 @@ impl Driver for UringDriver {
     }
 
     fn answer(&mut self, request: RequestId, answer: Result<Bytes, DiskError>) {
-        self.reply(request, answer);
+        self.tap.reply(request, answer);
     }
 
     fn take(&mut self, what: Taking) {
-        self.set_taking(what);
+        let (tap, mut sockets) = self.tap();
+        tap.set_taking(&mut sockets, what);
     }
 
     fn has_sent_answers(&self) -> bool {
-        self.connections.values().all(Connection::is_flushed)
+        self.tap.has_sent_answers()
     }
 
     fn set_timer(&mut self, timer: Timer, after: Duration) {

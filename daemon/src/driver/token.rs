@@ -1,6 +1,6 @@
 //! The purpose of each operation of the ring, as the number that its completion comes back with.
 
-use super::connection::ConnectionId;
+use crate::nbd_tap::ConnectionId;
 use crate::owner::driver::{DiskOp, Timer};
 use crate::sequencer::{OpId, RequestId};
 use tidelock_protocol::ids::DiskId;

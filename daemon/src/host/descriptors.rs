@@ -1,7 +1,7 @@
 //! Room for descriptors: what clients of disks can take is bounded, so that the link and the control socket always get theirs.
 
 use crate::config::Config;
-use crate::driver::HANDSHAKES_MAX;
+use crate::nbd_tap::HANDSHAKES_MAX;
 
 /// The link, control and metrics sockets, and what each member keeps open besides its disks.
 const OWN: u64 = 128;

@@ -4,15 +4,13 @@
 //! received straight into the memory that the disk and the link will use. Bounded: beyond
 //! [`REQUESTS_MAX`] or its share of [`BYTES_MAX`] nothing more is read from the socket until answers have left.
 
-use super::DiskSetup;
+use super::Network;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use tidelock_nbd::{Command, Errno, Event, Extent, ProtocolError, Request, Session};
+use tidelock_nbd::{Command, Errno, Event, ExportTable, Extent, ProtocolError, Request, Session};
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_uring::{AlignedBuf, BufPool, Ring, SEND_BUFS_MAX, SendBufs, SharedFd, skip_sent};
+use tidelock_uring::{AlignedBuf, BufPool, SEND_BUFS_MAX, SendBufs, skip_sent};
 
 /// Requests of one connection that are not answered.
 const REQUESTS_MAX: usize = 1024;
@@ -69,10 +67,10 @@ enum Receiving {
 
 /// One connection.
 #[derive(Debug)]
-pub struct Connection {
+pub struct Connection<S> {
     id: ConnectionId,
     disk: usize,
-    fd: SharedFd,
+    socket: S,
     session: Session,
     accepted_at: MonoNanos,
     bytes_max: usize,
@@ -91,23 +89,23 @@ pub struct Connection {
     sending: bool,
 }
 
-impl Connection {
+impl<S> Connection<S> {
     /// A client has connected to a disk's socket.
     pub fn new(
         id: ConnectionId,
-        index: usize,
-        fd: OwnedFd,
-        disk: &DiskSetup,
+        disk: usize,
+        socket: S,
+        (exports, connections_max): (ExportTable, usize),
         pool: &BufPool,
         now: MonoNanos,
     ) -> Self {
         Self {
             accepted_at: now,
-            bytes_max: BYTES_MAX / disk.connections_max(),
+            bytes_max: BYTES_MAX / connections_max,
             id,
-            disk: index,
-            fd: Arc::new(fd),
-            session: Session::new(disk.exports.clone()),
+            disk,
+            socket,
+            session: Session::new(exports),
             state: State::Open,
             staging: Some(pool.get(STAGING_BYTES)),
             staging_at: 0,
@@ -135,18 +133,14 @@ impl Connection {
 
     /// A client that has hung up needs its place no more, also if nothing is read from it for
     /// now: its next process may be waiting for the place.
-    pub fn leave_if_hung_up(&mut self) {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        if poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(hung_up) {
+    pub fn leave_if_hung_up(&mut self, network: &impl Network<Socket = S>) {
+        if network.has_hung_up(&self.socket) {
             self.session.leave();
         }
     }
 
     /// Receives more, if there is reason to.
-    pub fn receive(&mut self, ring: &mut Ring, token: u64) {
+    pub fn receive(&mut self, network: &mut impl Network<Socket = S>) {
         if self.receiving.is_some() || self.busy || self.state != State::Open {
             return;
         }
@@ -154,13 +148,13 @@ impl Connection {
             let buf = payload.buf.take().expect("not receiving");
             let range = buf.len()..payload.request.len as usize;
             self.receiving = Some(Receiving::Payload);
-            ring.recv_full(token, &self.fd, buf, range);
+            network.receive(self.id, &self.socket, buf, range, true);
         } else {
             let buf = self.staging.take().expect("not receiving");
             debug_assert_eq!(self.staging_at, buf.len(), "input was left");
             let capacity = buf.capacity();
             self.receiving = Some(Receiving::Staging);
-            ring.recv(token, &self.fd, buf, 0..capacity);
+            network.receive(self.id, &self.socket, buf, 0..capacity, false);
         }
     }
 
@@ -323,7 +317,7 @@ impl Connection {
     }
 
     /// Sends what there is, unless a send is in flight.
-    pub fn send(&mut self, ring: &mut Ring, token: u64) {
+    pub fn send(&mut self, network: &mut impl Network<Socket = S>) {
         if self.state == State::Broken {
             self.session.output().clear();
             self.out.clear();
@@ -339,7 +333,7 @@ impl Connection {
         bufs.extend(self.out.drain(..count));
         if !bufs.is_empty() {
             self.sending = true;
-            ring.send(token, &self.fd, bufs);
+            network.send(self.id, &self.socket, bufs);
         }
     }
 
@@ -390,9 +384,8 @@ impl Connection {
     }
 
     /// Ends the connection at once, also for a receive that is still in flight.
-    pub fn hang_up(self) {
-        // A socket that the client has already closed is as good.
-        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    pub fn hang_up(self, network: &mut impl Network<Socket = S>) {
+        network.hang_up(self.socket);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The guests' requests that are taken and not answered.
 
-use super::connection::ConnectionId;
+use super::ConnectionId;
 use crate::sequencer::RequestId;
 use tidelock_nbd::Request;
 
