@@ -4,10 +4,10 @@ use crate::open_files::{Handle, OpenFiles};
 use crate::reserve::Reserve;
 use crate::{Storage, StorageFile};
 use rustix::fs::{FallocateFlags, SeekFrom};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,6 +33,12 @@ impl Files {
         Self { root: root.into(), reserve: None }
     }
 
+    /// Makes the directory and those above it, durably, and for the owner alone.
+    pub fn make(root: PathBuf) -> io::Result<Self> {
+        make_dir(&root)?;
+        Ok(Self::new(root))
+    }
+
     /// The same with a reserve beside it.
     #[must_use]
     pub fn with_reserve(self, reserve: Arc<Reserve>) -> Self {
@@ -46,11 +52,35 @@ impl Files {
     }
 }
 
+/// A directory that its owner alone reads, with any umask: files tell of guests' data.
+fn private_dir() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+/// Of a directory that is there the name is made durable: the process that made it may have been killed before.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    let above = match dir.parent() {
+        None => return Ok(()),
+        Some(above) if above.as_os_str().is_empty() => Path::new("."),
+        Some(above) => above,
+    };
+    if !dir.exists() {
+        make_dir(above)?;
+        match private_dir().create(dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+    }
+    File::open(above)?.sync_all()
+}
+
 impl Storage for Files {
     type File = OpenFile;
 
     fn create_dir(&self, dir: &str) -> io::Result<()> {
-        fs::create_dir_all(self.root.join(dir))
+        private_dir().recursive(true).create(self.root.join(dir))
     }
 
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
@@ -82,6 +112,10 @@ impl Storage for Files {
 
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
         File::open(self.root.join(dir))?.sync_all()
+    }
+
+    fn display_path(&self, path: &str) -> PathBuf {
+        self.root.join(path)
     }
 
     fn fresh_id(&self) -> u64 {

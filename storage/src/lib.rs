@@ -29,13 +29,14 @@ pub mod reserve;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::path::PathBuf;
 
 /// A directory tree. Paths are relative to it and use `/`.
 pub trait Storage: Clone + Debug {
     /// An open file. Clones refer to the same file, also after it was removed.
     type File: StorageFile;
 
-    /// Makes a directory; fine if it exists.
+    /// Makes a directory and those above it, for the owner alone; fine if it exists.
     fn create_dir(&self, dir: &str) -> io::Result<()>;
     /// The names in a directory, in any order.
     fn list(&self, dir: &str) -> io::Result<Vec<String>>;
@@ -49,6 +50,8 @@ pub trait Storage: Clone + Debug {
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Makes the entries of a directory durable.
     fn sync_dir(&self, dir: &str) -> io::Result<()>;
+    /// The path as people know it.
+    fn display_path(&self, path: &str) -> PathBuf;
     /// A number that was never given out before, here or elsewhere.
     fn fresh_id(&self) -> u64;
     /// Frees the reserve for folding, retention and recovery, until [`Storage::end_use_of_reserve`].
@@ -99,6 +102,28 @@ pub fn replace<S: Storage>(storage: &S, dir: &str, name: &str, content: &[u8]) -
     storage.sync_dir(dir)
 }
 
+/// Makes a directory and those above it, durably, also if one is there: the process that made it may have been killed
+/// before it was durable.
+pub fn create_dirs<S: Storage>(storage: &S, dir: &str) -> io::Result<()> {
+    storage.create_dir(dir)?;
+    let mut above = dir;
+    while !above.is_empty() {
+        above = above.rsplit_once('/').map_or("", |(above, _)| above);
+        storage.sync_dir(above)?;
+    }
+    Ok(())
+}
+
+/// Removes a small file durably, if it is there. The process that removed one may have been killed before that was durable.
+pub fn forget<S: Storage>(storage: &S, dir: &str, name: &str) -> io::Result<()> {
+    let or_missing = |result: io::Result<()>| match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    };
+    or_missing(storage.remove(&join(dir, name)))?;
+    or_missing(storage.sync_dir(dir))
+}
+
 /// Reads a small file as a whole. `None`: there is none.
 pub fn read_all<S: Storage>(storage: &S, path: &str) -> io::Result<Option<Vec<u8>>> {
     let file = match storage.open(path) {
@@ -114,4 +139,56 @@ pub fn read_all<S: Storage>(storage: &S, path: &str) -> io::Result<Option<Vec<u8
 #[must_use]
 pub fn join(dir: &str, name: &str) -> String {
     if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Memory, each_power_loss};
+
+    /// Contents that have been promised, one after the other; the last one of a call that has not returned is possible, too.
+    fn live(disk: &Memory) -> Vec<Option<&'static str>> {
+        let mut promised = vec![None];
+        let mut done = |content: Option<&'static str>, result: io::Result<()>| {
+            promised.push(content);
+            result.is_ok()
+        };
+        let replaced = |content: &'static str| replace(disk, "a/b", "f", content.as_bytes());
+        let _ = done(None, create_dirs(disk, "a/b"))
+            && done(Some("one"), replaced("one"))
+            && done(Some("another one"), replaced("another one"))
+            && done(None, forget(disk, "a/b", "f"))
+            && done(None, forget(disk, "a/b", "f"))
+            && done(None, Ok(()));
+        promised
+    }
+
+    #[test]
+    fn a_file_is_what_it_was_or_what_it_becomes_wherever_the_power_is_lost() {
+        let ways = each_power_loss(live, |promised, left| {
+            let found = read_all(&left, "a/b/f").unwrap();
+            let possible = &promised[promised.len() - 2..];
+            assert!(
+                possible.iter().any(|content| content.map(str::as_bytes) == found.as_deref()),
+                "{found:?} of {possible:?}"
+            );
+        });
+        assert!(ways > 30, "{ways}");
+    }
+
+    #[test]
+    fn directories_are_their_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode =
+            |path: &str| dir.path().join(path).metadata().unwrap().permissions().mode() & 0o7777;
+        let files = files::Files::make(dir.path().join("root/below")).unwrap();
+        create_dirs(&files, "a/b").unwrap();
+        replace(&files, "a/b", "f", b"one").unwrap();
+        for made in ["root", "root/below", "root/below/a", "root/below/a/b"] {
+            assert_eq!(mode(made), 0o700, "{made}");
+        }
+        assert_eq!(mode("root/below/a/b/f"), 0o600);
+        forget(&files, "missing", "f").unwrap();
+    }
 }

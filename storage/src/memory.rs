@@ -2,19 +2,23 @@
 //!
 //! A crash keeps, of everything that was not synced, any part: each sector of each write and each
 //! change of a directory entry by itself ([`Chooser`]). That is harsher than most file systems,
-//! and all that POSIX promises. Faults (no room, I/O errors, power loss at the n-th operation) are
+//! and all that POSIX promises. With a directory goes what is in it. One that nobody has made was always there. Faults (no room, I/O errors, power loss at the n-th operation) are
 //! injected with [`Memory::set_faults`].
 
 use crate::{Storage, StorageFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What the disk writes atomically.
 pub const SECTOR_BYTES: u64 = 512;
 
 const WORD_BYTES: usize = 4;
+
+/// The inode of each directory.
+const DIRECTORY: u64 = 0;
 
 /// Decides at a crash what survives.
 pub trait Chooser {
@@ -143,7 +147,12 @@ impl Memory {
                 };
             }
         }
-        for inode in after.durable.values() {
+        let lost_dirs: BTreeSet<_> = (disk.live.iter().chain(&disk.durable))
+            .filter(|(name, inode)| **inode == DIRECTORY && !after.durable.contains_key(*name))
+            .map(|(name, _)| format!("{name}/"))
+            .collect();
+        after.durable.retain(|name, _| !lost_dirs.iter().any(|dir| name.starts_with(dir)));
+        for inode in after.durable.values().filter(|inode| **inode != DIRECTORY) {
             let mut content = disk.inodes[inode].durable.clone();
             let unsynced = &disk.inodes[inode].unsynced;
             if !unsynced.is_empty() {
@@ -165,6 +174,13 @@ impl Memory {
         Memory(Arc::new(Mutex::new(disk)))
     }
 
+    /// The bytes that a file has after every crash, if nothing unsynced survives; `None`: no such name is certain.
+    #[must_use]
+    pub fn durable(&self, path: &str) -> Option<Arc<Vec<u8>>> {
+        let disk = self.lock();
+        disk.durable.get(path).map(|inode| disk.inodes[inode].durable.clone())
+    }
+
     /// Damages one byte where it is durable and where it is read.
     pub fn flip(&self, path: &str, at: u64) {
         let mut disk = self.lock();
@@ -177,6 +193,41 @@ impl Memory {
     fn lock(&self) -> MutexGuard<'_, Disk> {
         self.0.lock().expect("no panic while the disk is locked")
     }
+}
+
+/// Runs `live` on empty disks, with the power lost before each operation in turn, and calls `check` with the result of `live`
+/// and each disk that the loss may leave. Returns the number of these disks.
+pub fn each_power_loss<T>(live: impl Fn(&Memory) -> T, mut check: impl FnMut(&T, Memory)) -> usize {
+    let mut count = 0;
+    for power_off_at in 0.. {
+        let disk = Memory::new();
+        disk.set_faults(Faults { power_off_at: Some(power_off_at), ..Faults::default() });
+        let result = live(&disk);
+        let mut choices: Vec<bool> = Vec::new();
+        loop {
+            let mut nth = 0;
+            let left = disk.crash(&mut || {
+                if nth == choices.len() {
+                    choices.push(false);
+                }
+                nth += 1;
+                choices[nth - 1]
+            });
+            check(&result, left);
+            count += 1;
+            while choices.last() == Some(&true) {
+                choices.pop();
+            }
+            match choices.last_mut() {
+                Some(last) => *last = true,
+                None => break,
+            }
+        }
+        if disk.ops() < power_off_at {
+            break;
+        }
+    }
+    count
 }
 
 impl Change {
@@ -227,7 +278,8 @@ impl Disk {
         let reserve = if self.reserve_is_free { 0 } else { self.reserve_bytes };
         // What has no name any more goes.
         let named: BTreeSet<u64> = self.live.values().copied().collect();
-        reserve + named.iter().map(|inode| self.inodes[inode].live.len() as u64).sum::<u64>()
+        let files = named.iter().filter(|inode| **inode != DIRECTORY);
+        reserve + files.map(|inode| self.inodes[inode].live.len() as u64).sum::<u64>()
     }
 
     fn change(&mut self, inode: u64, change: Change) -> io::Result<()> {
@@ -263,7 +315,16 @@ fn missing() -> io::Error {
 impl Storage for Memory {
     type File = MemoryFile;
 
-    fn create_dir(&self, _dir: &str) -> io::Result<()> {
+    fn create_dir(&self, dir: &str) -> io::Result<()> {
+        let mut disk = self.lock();
+        let ends = dir.match_indices('/').map(|(at, _)| at).chain([dir.len()]);
+        for name in ends.map(|end| dir[..end].to_owned()) {
+            if !disk.live.contains_key(&name) {
+                disk.op()?;
+                disk.live.insert(name.clone(), DIRECTORY);
+                disk.unsynced.insert(name);
+            }
+        }
         Ok(())
     }
 
@@ -290,6 +351,9 @@ impl Storage for Memory {
 
     fn open(&self, path: &str) -> io::Result<MemoryFile> {
         let inode = *self.lock().live.get(path).ok_or_else(missing)?;
+        if inode == DIRECTORY {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
         Ok(MemoryFile { disk: self.clone(), inode })
     }
 
@@ -327,6 +391,10 @@ impl Storage for Memory {
             };
         }
         Ok(())
+    }
+
+    fn display_path(&self, path: &str) -> PathBuf {
+        PathBuf::from(path)
     }
 
     fn fresh_id(&self) -> u64 {

@@ -16,7 +16,7 @@ fn image(disk: &Memory, byte: u8) {
     let file = disk.create("images/vm.root.img").unwrap();
     file.write_at(&[IoSlice::new(&[byte; SIZE as usize])], 0).unwrap();
     file.sync().unwrap();
-    disk.sync_dir("images").unwrap();
+    disk.sync_dir("images").and_then(|()| disk.sync_dir("")).unwrap();
 }
 
 fn make(disk: &Memory) -> Result<Point, SeedError> {
