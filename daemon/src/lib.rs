@@ -24,7 +24,6 @@ pub mod copy_job;
 pub mod degrade;
 #[cfg(feature = "host")]
 pub mod driver;
-mod durable;
 #[cfg(feature = "host")]
 pub mod group;
 pub mod handover;
@@ -44,6 +43,7 @@ pub mod overflow;
 pub mod owner;
 #[cfg(feature = "host")]
 mod private_socket;
+pub mod records;
 pub mod sequencer;
 pub mod state;
 pub mod stats;

@@ -1,21 +1,22 @@
 //! What a member's next run must know of this one: a small file per member in the state directory.
 //!
-//! The file is replaced as a whole ([`durable`]), so a crash leaves the old one or the new one. A start changes nothing in it that says how the run before
+//! The file is replaced as a whole ([`tidelock_storage::replace`]), so a crash leaves the old one or the new one. A start changes nothing in it that says how the run before
 //! ended: the new run is put on record when the backup has attached it ([`EpochKeeper::begin`]), and the backup goes by the run before until it is told
 //! of that. So a start that is cut short costs nothing, and one that the backup did not confirm is no evidence for the next one.
 
 use crate::ceiling;
-use crate::durable;
 use crate::link::port::EpochKeeper;
 use crate::verified::Verified;
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use tidelock_planted::{Bug, is};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, GroupId, Incarnation, Nonce, RunId, Seq};
 use tidelock_protocol::message::Basis;
+use tidelock_storage::json::{self, FileError};
+use tidelock_storage::{Storage, create_dirs, join};
 
 const FORMAT: u32 = 1;
 /// Why the state of a member cannot be used.
@@ -31,14 +32,14 @@ pub enum StateError {
     },
     /// It is not ours, or was changed by hand.
     #[error(
-        "{path} is not a member's state ({source}). If it cannot be restored, remove it. The backup refuses the member then, \
+        "{path} is not a member's state ({reason}). If it cannot be restored, remove it. The backup refuses the member then, \
          until `tidelock-backup member move` there gives it to this host again, and the sites are compared"
     )]
     Content {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: serde_json::Error,
+        reason: String,
     },
     /// A newer daemon wrote it.
     #[error("{path} has format {found}, this daemon knows {FORMAT}: start the newer daemon")]
@@ -105,13 +106,21 @@ struct Content {
     serves_unreached_kept: bool,
 }
 
-/// The state file of one member, for the loops that write it.
+/// Where a member's state is.
 #[derive(Clone, Debug)]
-pub struct MemberState(Arc<Mutex<Inner>>);
+pub struct StateFile<S> {
+    storage: S,
+    dir: String,
+    name: String,
+}
+
+/// The state of one member, for the loops that write it.
+#[derive(Clone, Debug)]
+pub struct MemberState<S>(Arc<Mutex<Inner<S>>>);
 
 #[derive(Debug)]
-struct Inner {
-    path: PathBuf,
+struct Inner<S> {
+    file: StateFile<S>,
     content: Content,
     /// The run that the activity log was found to be of.
     found_log: Option<Incarnation>,
@@ -146,42 +155,58 @@ pub struct Opened {
     pub serves_unreached_kept: bool,
 }
 
-impl MemberState {
+impl<S: Storage> StateFile<S> {
+    /// The state of a member, in the state directory of its host.
+    pub fn new(state_dir: S, group: &str, member: &str) -> Self {
+        Self { storage: state_dir, dir: group.to_owned(), name: format!("{member}.json") }
+    }
+
+    /// The path, for people.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.storage.display_path(&self.file())
+    }
+
+    /// True if a run has left it, readable or not.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        let opened = self.storage.open(&self.file());
+        !opened.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
     /// The run that began the stream and the epoch, if the run on record has not ended cleanly.
-    pub fn unclean(path: &Path) -> Result<Option<(RunId, Epoch)>, StateError> {
+    pub fn unclean(&self) -> Result<Option<(RunId, Epoch)>, StateError> {
         let unclean =
-            read(path)?.filter(|content| content.clean.is_none() && content.fenced.is_none());
+            self.read()?.filter(|content| content.clean.is_none() && content.fenced.is_none());
         Ok(unclean.and_then(|content| Some((content.stream?, content.epoch))))
     }
 
     /// What the backup has ended for this member, if it is on record.
-    pub fn fence(path: &Path) -> Result<Option<Fence>, StateError> {
-        Ok(read(path)?.and_then(|content| content.fenced))
+    pub fn fence(&self) -> Result<Option<Fence>, StateError> {
+        Ok(self.read()?.and_then(|content| content.fenced))
     }
 
     /// Whether the backup has it on record that this member's guest may answer clients from here.
-    pub fn may_be_left_open(path: &Path) -> Result<bool, StateError> {
-        Ok(read(path)?.is_some_and(|content| content.serves_unreached_kept))
+    pub fn may_be_left_open(&self) -> Result<bool, StateError> {
+        Ok(self.read()?.is_some_and(|content| content.serves_unreached_kept))
     }
 
     /// The operator says that the fence does not hold any more. The next run compares the sites and asks the backup before
     /// it serves anybody. Returns the fence that there was.
-    pub fn remove_fence(path: &Path) -> Result<Option<Fence>, StateError> {
-        let Some(mut content) = read(path)?.filter(|content| content.fenced.is_some()) else {
+    pub fn remove_fence(&self) -> Result<Option<Fence>, StateError> {
+        let Some(mut content) = self.read()?.filter(|content| content.fenced.is_some()) else {
             return Ok(None);
         };
         let fence = content.fenced.take();
         (content.run, content.clean, content.serves_unreached_kept) = (None, None, false);
-        Inner { path: path.to_owned(), content, found_log: None, disks: Vec::new() }.write()?;
+        self.write(&content)?;
         Ok(fence)
     }
 
     /// Opens or creates the file, and draws the new run. What it says of the run before stays.
-    pub fn open(path: PathBuf, wall_us: u64) -> Result<(Self, Opened), StateError> {
-        let directory = path.parent().unwrap_or(Path::new("."));
-        durable::make_directory(directory)
-            .map_err(|source| StateError::Io { path: path.clone(), source })?;
-        let old = read(&path)?;
+    pub fn open(self, wall_us: u64) -> Result<(MemberState<S>, Opened), StateError> {
+        create_dirs(&self.storage, &self.dir).map_err(|source| self.io(source))?;
+        let old = self.read()?;
         let tried = old.as_ref().map_or(0, |c| c.tried.0);
         // Larger than any before, also if the file was lost.
         let number = Incarnation(wall_us.max(tried.saturating_add(1)));
@@ -192,30 +217,64 @@ impl MemberState {
             hlc_ceiling_ms: ceiling::first(floor_ms, wall_us / 1000),
             ..old.unwrap_or_else(Content::new)
         };
-        let nonce = draw_nonce().map_err(|source| StateError::Io { path: path.clone(), source })?;
-        let state = Inner { path, content, found_log: None, disks: Vec::new() };
-        state.write()?;
-        let Content { run, log_run, epoch, clean, hlc_ceiling_ms, fenced, .. } = &state.content;
+        self.write(&content)?;
+        let Content { run, log_run, epoch, clean, hlc_ceiling_ms, fenced, .. } = &content;
         let opened = Opened {
-            group_id: state.content.group_id,
-            run: RunId { number, nonce },
+            group_id: content.group_id,
+            run: RunId { number, nonce: Nonce(self.storage.fresh_id(), self.storage.fresh_id()) },
             before: *run,
             log_runs: run.iter().map(|run| run.number).chain(*log_run).collect(),
             epoch: *epoch,
             // After a clean end the last time itself is known.
             hlc_floor: match clean {
+                _ if is(Bug::HlcGoesBack) => Hlc(0),
                 Some(clean) if !clean.served => clean.hlc,
                 _ => ceiling::floor_above(floor_ms),
             },
-            disks: state.content.disks.clone(),
+            disks: content.disks.clone(),
             clean: clean.clone(),
             hlc_ceiling_ms: *hlc_ceiling_ms,
             fenced: fenced.is_some(),
-            serves_unreached_kept: state.content.serves_unreached_kept,
+            serves_unreached_kept: content.serves_unreached_kept,
         };
-        Ok((Self(Arc::new(Mutex::new(state))), opened))
+        let state = Inner { file: self, content, found_log: None, disks: Vec::new() };
+        Ok((MemberState(Arc::new(Mutex::new(state))), opened))
     }
 
+    fn file(&self) -> String {
+        join(&self.dir, &self.name)
+    }
+
+    fn io(&self, source: io::Error) -> StateError {
+        StateError::Io { path: self.path(), source }
+    }
+
+    fn error(&self, error: FileError) -> StateError {
+        match error {
+            FileError::Io { source, .. } => self.io(source),
+            FileError::Content { reason, .. } => StateError::Content { path: self.path(), reason },
+            FileError::Version { found, .. } => StateError::Format { path: self.path(), found },
+        }
+    }
+
+    fn read(&self) -> Result<Option<Content>, StateError> {
+        let content: Option<Content> =
+            json::read(&self.storage, &self.file(), FORMAT).map_err(|error| self.error(error))?;
+        Ok(content.map(|mut content| {
+            if is(Bug::DifferenceForgotten) {
+                content.verified = None;
+            }
+            content
+        }))
+    }
+
+    fn write(&self, content: &Content) -> Result<(), StateError> {
+        json::write(&self.storage, &self.dir, &self.name, content)
+            .map_err(|error| self.error(error))
+    }
+}
+
+impl<S: Storage> MemberState<S> {
     /// The disks are not those of the run on record: nothing that is told of it says anything about them.
     pub fn forget_run(&self) -> Result<(), StateError> {
         self.change(|content| (content.run, content.log_run, content.clean) = (None, None, None))
@@ -277,7 +336,7 @@ impl MemberState {
         self.lock().content.epoch
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner<S>> {
         self.0.lock().expect("no panic while it is held")
     }
 
@@ -286,17 +345,16 @@ impl MemberState {
         let mut content = inner.content.clone();
         change(&mut content);
         if content != inner.content {
-            let old = std::mem::replace(&mut inner.content, content);
-            if let Err(error) = inner.write() {
-                inner.content = old;
-                return Err(error);
+            if !(is(Bug::EpochNotDurable) && content.epoch > inner.content.epoch) {
+                inner.file.write(&content)?;
             }
+            inner.content = content;
         }
         Ok(())
     }
 }
 
-impl MemberState {
+impl<S: Storage> MemberState<S> {
     fn check_fence(&self, epoch: Epoch) -> io::Result<()> {
         match self.lock().content.fenced.as_ref().filter(|fence| epoch <= fence.epoch) {
             None => Ok(()),
@@ -308,7 +366,7 @@ impl MemberState {
     }
 }
 
-impl EpochKeeper for MemberState {
+impl<S: Storage + Send> EpochKeeper for MemberState<S> {
     fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> io::Result<()> {
         self.check_fence(epoch)?;
         self.change(|content| content.grant(epoch, group_id)).map_err(io::Error::other)
@@ -367,11 +425,6 @@ impl EpochKeeper for MemberState {
     }
 }
 
-#[derive(Deserialize)]
-struct Versioned {
-    format: u32,
-}
-
 impl Content {
     fn grant(&mut self, epoch: Epoch, group_id: GroupId) {
         self.serves_unreached_kept &= self.epoch == epoch;
@@ -398,89 +451,60 @@ impl Content {
     }
 }
 
-fn draw_nonce() -> io::Result<Nonce> {
-    let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled +=
-            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(Nonce::from_bytes(bytes))
-}
-
-impl Inner {
-    fn write(&self) -> Result<(), StateError> {
-        let bytes = serde_json::to_vec_pretty(&self.content).expect("plain data");
-        durable::replace(&self.path, &bytes)
-            .map_err(|source| StateError::Io { path: self.path.clone(), source })
-    }
-}
-
-fn read(path: &Path) -> Result<Option<Content>, StateError> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(StateError::Io { path: path.to_owned(), source }),
-    };
-    let wrong = |source| StateError::Content { path: path.to_owned(), source };
-    // The format number is read first: a newer format may give other fields another meaning.
-    let Versioned { format: found } = serde_json::from_slice(&bytes).map_err(wrong)?;
-    if found != FORMAT {
-        return Err(StateError::Format { path: path.to_owned(), found });
-    }
-    serde_json::from_slice(&bytes).map(Some).map_err(wrong)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidelock_storage::memory::{Memory, each_power_loss};
+    use tidelock_storage::replace;
 
     const ID: GroupId = GroupId([7; 16]);
+
+    fn file(disk: &Memory) -> StateFile<Memory> {
+        StateFile::new(disk.clone(), "group", "member")
+    }
 
     /// A start that the backup does not confirm is no evidence for the next one.
     #[test]
     fn what_is_on_record_of_the_run_before_stays_until_the_backup_has_attached_the_next() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("group/member.json");
-        let (mut state, first) = MemberState::open(path.clone(), 1000).unwrap();
+        let disk = Memory::new();
+        let (mut state, first) = file(&disk).open(1000).unwrap();
         assert_eq!((first.run.number, first.before), (Incarnation(1000), None));
         state.begin(first.run, Epoch(4), ID, &Basis::Continues).unwrap();
         state.ended_cleanly(Seq(9), Hlc(5), vec!["a".into()]).unwrap();
         for nth in 1..3 {
-            let (_, next) = MemberState::open(path.clone(), 0).unwrap();
+            let (_, next) = file(&disk).open(0).unwrap();
             assert_eq!(next.run.number, Incarnation(1000 + nth), "the wall clock went back");
             assert_ne!(next.run.nonce, first.run.nonce);
             assert_eq!((next.before, next.epoch), (Some(first.run), Epoch(4)));
             assert_eq!(next.clean.unwrap().marks, ["a"]);
-            assert_eq!(MemberState::unclean(&path).unwrap(), None);
+            assert_eq!(file(&disk).unclean().unwrap(), None);
         }
-        let (mut state, second) = MemberState::open(path.clone(), 2000).unwrap();
+        let (mut state, second) = file(&disk).open(2000).unwrap();
         state.keep_served().unwrap();
-        let (_, third) = MemberState::open(path.clone(), 2000).unwrap();
+        let (_, third) = file(&disk).open(2000).unwrap();
         assert!(third.clean.unwrap().served, "it is not as the marks say any more");
         state.begin(second.run, Epoch(4), ID, &Basis::Log).unwrap();
-        let (_, fourth) = MemberState::open(path.clone(), 2000).unwrap();
+        let (_, fourth) = file(&disk).open(2000).unwrap();
         assert_eq!((fourth.before, fourth.clean), (Some(second.run), None));
-        assert_eq!(MemberState::unclean(&path).unwrap(), Some((second.run, Epoch(4))));
+        assert_eq!(file(&disk).unclean().unwrap(), Some((second.run, Epoch(4))));
     }
 
     /// A process that goes on with a backlog on disk finds it again when it was killed.
     #[test]
     fn a_stream_keeps_the_run_that_began_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.json");
+        let disk = Memory::new();
         let everything = Basis::Everything { why: "first".into() };
-        let (mut state, first) = MemberState::open(path.clone(), 1000).unwrap();
+        let (mut state, first) = file(&disk).open(1000).unwrap();
         state.begin(first.run, Epoch(1), ID, &everything).unwrap();
-        let (mut state, second) = MemberState::open(path.clone(), 2000).unwrap();
+        let (mut state, second) = file(&disk).open(2000).unwrap();
         state.found_log_of(Some(first.run.number));
         state.begin(second.run, Epoch(1), ID, &Basis::Continues).unwrap();
-        assert_eq!(MemberState::unclean(&path).unwrap(), Some((first.run, Epoch(1))));
-        let (mut state, third) = MemberState::open(path.clone(), 3000).unwrap();
+        assert_eq!(file(&disk).unclean().unwrap(), Some((first.run, Epoch(1))));
+        let (mut state, third) = file(&disk).open(3000).unwrap();
         assert_eq!(third.log_runs, [second.run.number, first.run.number]);
         state.begin(third.run, Epoch(1), ID, &everything).unwrap();
-        assert_eq!(MemberState::unclean(&path).unwrap(), Some((third.run, Epoch(1))));
-        let (_, fourth) = MemberState::open(path, 4000).unwrap();
+        assert_eq!(file(&disk).unclean().unwrap(), Some((third.run, Epoch(1))));
+        let (_, fourth) = file(&disk).open(4000).unwrap();
         assert_eq!(
             fourth.log_runs,
             [third.run.number],
@@ -490,9 +514,8 @@ mod tests {
 
     #[test]
     fn no_time_of_the_next_run_is_below_one_that_was_given_out() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.json");
-        let (state, first) = MemberState::open(path.clone(), 50_000_000).unwrap();
+        let disk = Memory::new();
+        let (state, first) = file(&disk).open(50_000_000).unwrap();
         assert_eq!((first.hlc_floor, first.hlc_ceiling_ms), (Hlc(0), 52_000));
         assert_eq!(state.keep_ahead_of(Hlc::new(51_000, 3), 51_000).unwrap(), 52_000);
         assert_eq!(state.keep_ahead_of(Hlc::new(51_001, 3), 51_001).unwrap(), 53_001);
@@ -504,25 +527,24 @@ mod tests {
         assert_eq!(state.keep_ahead_of(last, hour_ms).unwrap(), hour_ms + 2_090);
         // Killed, and the wall clock has gone back by years.
         let floor = Hlc::new(hour_ms + 2_190, 0);
-        let (state, second) = MemberState::open(path.clone(), 0).unwrap();
+        let (state, second) = file(&disk).open(0).unwrap();
         assert_eq!((second.hlc_floor, second.hlc_ceiling_ms), (floor, hour_ms + 2_190));
         state.ended_cleanly(Seq(1), Hlc::new(66_000, 9), Vec::new()).unwrap();
-        let (_, third) = MemberState::open(path, 0).unwrap();
+        let (_, third) = file(&disk).open(0).unwrap();
         assert_eq!(third.hlc_floor, Hlc::new(66_000, 9));
     }
 
     /// Nobody has looked since the first of these writes.
     #[test]
     fn a_run_that_is_killed_right_after_an_idle_spell_has_none_above_the_next() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.json");
-        let (_, opened) = MemberState::open(path.clone(), 50_000_000).unwrap();
+        let disk = Memory::new();
+        let (_, opened) = file(&disk).open(50_000_000).unwrap();
         let mut clock = ceiling::BoundedClock::default();
         clock.set_ceiling(opened.hlc_ceiling_ms);
         clock.observe(opened.hlc_floor);
         let last = (0..70_000).map(|_| clock.tick(3_600_000)).last().unwrap();
         assert!(last > Hlc::new(opened.hlc_ceiling_ms, 0), "it counts on where it may not follow");
-        let (_, next) = MemberState::open(path, 3_600_000_000).unwrap();
+        let (_, next) = file(&disk).open(3_600_000_000).unwrap();
         assert!(next.hlc_floor > last);
     }
 
@@ -531,11 +553,10 @@ mod tests {
     #[test]
     fn runs_that_are_killed_do_not_add_up() {
         for (lives_ms, records) in [(150, 0), (150, 7), (600, 7), (5_000, 7)] {
-            let dir = tempfile::tempdir().unwrap();
-            let path = dir.path().join("m.json");
+            let disk = Memory::new();
             let (mut wall_ms, mut greatest) = (1_000_000, Hlc(0));
             for run in 0..50 {
-                let (state, opened) = MemberState::open(path.clone(), wall_ms * 1000).unwrap();
+                let (state, opened) = file(&disk).open(wall_ms * 1000).unwrap();
                 assert!(opened.hlc_floor > greatest || run == 0 || records == 0);
                 let ahead_ms = opened.hlc_floor.physical_ms().saturating_sub(wall_ms);
                 let ahead_max_ms = ceiling::AHEAD_MS + ceiling::CARRIES_MS;
@@ -555,9 +576,8 @@ mod tests {
 
     #[test]
     fn clients_are_answered_without_the_backup_only_where_it_knows_or_never_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.json");
-        let open = |wall_us| MemberState::open(path.clone(), wall_us).unwrap();
+        let disk = Memory::new();
+        let open = |wall_us| file(&disk).open(wall_us).unwrap();
         let (mut state, _) = open(1);
         assert!(state.may_answer_unreached(), "no backup has granted anything");
         state.keep(Epoch(1), ID).unwrap();
@@ -581,17 +601,16 @@ mod tests {
 
     #[test]
     fn a_fence_is_taken_away_by_the_operator_and_leaves_nothing_to_go_on_from() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.json");
-        let (mut state, _) = MemberState::open(path.clone(), 1).unwrap();
+        let disk = Memory::new();
+        let (mut state, _) = file(&disk).open(1).unwrap();
         state.keep(Epoch(1), ID).unwrap();
         state.keep_serves_unreached(true).unwrap();
-        assert_eq!(MemberState::remove_fence(&path).unwrap(), None, "there is none");
+        assert_eq!(file(&disk).remove_fence().unwrap(), None, "there is none");
         state.keep_fenced("it was recovered").unwrap();
         let fence = Fence { epoch: Epoch(1), reason: "it was recovered".into() };
-        assert_eq!(MemberState::fence(&path).unwrap(), Some(fence.clone()));
-        assert_eq!(MemberState::remove_fence(&path).unwrap(), Some(fence));
-        let (mut state, opened) = MemberState::open(path, 2).unwrap();
+        assert_eq!(file(&disk).fence().unwrap(), Some(fence.clone()));
+        assert_eq!(file(&disk).remove_fence().unwrap(), Some(fence));
+        let (mut state, opened) = file(&disk).open(2).unwrap();
         assert_eq!((opened.group_id, opened.epoch), (Some(ID), Epoch(1)));
         assert!(!opened.fenced && opened.before.is_none() && opened.clean.is_none());
         assert!(!state.may_answer_unreached(), "the backup is asked first");
@@ -600,14 +619,69 @@ mod tests {
 
     #[test]
     fn damage_is_named_and_not_overwritten() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.json");
-        fs::write(&path, "{").unwrap();
-        let error = MemberState::open(path.clone(), 1).unwrap_err();
+        let disk = Memory::new();
+        replace(&disk, "group", "member.json", b"{").unwrap();
+        let error = file(&disk).open(1).unwrap_err();
         assert!(matches!(error, StateError::Content { .. }), "{error}");
-        assert_eq!(fs::read(&path).unwrap(), b"{");
+        let left = tidelock_storage::read_all(&disk, "group/member.json").unwrap();
+        assert_eq!(left.unwrap(), b"{");
         let newer = r#"{"format":2,"epoch":0,"incarnation":1,"clean":null}"#;
-        fs::write(&path, newer).unwrap();
-        assert!(matches!(MemberState::open(path, 1), Err(StateError::Format { .. })));
+        replace(&disk, "group", "member.json", newer.as_bytes()).unwrap();
+        assert!(matches!(file(&disk).open(1), Err(StateError::Format { .. })));
+    }
+
+    /// What a member's daemon was told to be on record.
+    #[derive(Clone, Debug, Default)]
+    struct Promised {
+        incarnation: Incarnation,
+        epoch: Epoch,
+        ceiling_ms: u64,
+        /// The last call that has returned was that of a clean end.
+        clean: bool,
+        /// A call may have changed it: a clean end that has not returned, or a start after one.
+        clean_is_open: bool,
+    }
+
+    /// Three runs, until the power is lost.
+    fn live(disk: &Memory, promised: &mut Promised) -> Option<()> {
+        for run in 1..4u64 {
+            let (mut state, opened) = file(disk).open(run * 50_000_000).ok()?;
+            promised.incarnation = opened.run.number;
+            promised.ceiling_ms = opened.hlc_ceiling_ms;
+            promised.clean_is_open = true;
+            state.begin(opened.run, Epoch(run), ID, &Basis::Clean).ok()?;
+            promised.epoch = Epoch(run);
+            (promised.clean, promised.clean_is_open) = (false, false);
+            let wall_ms = run * 50_000 + 9_000;
+            promised.ceiling_ms = state.keep_ahead_of(Hlc::new(wall_ms, 0), wall_ms).ok()?;
+            if run != 2 {
+                promised.clean_is_open = true;
+                state.ended_cleanly(Seq(run), Hlc::new(wall_ms, 7), Vec::new()).ok()?;
+                (promised.clean, promised.clean_is_open) = (true, false);
+            }
+        }
+        Some(())
+    }
+
+    #[test]
+    fn the_state_is_what_was_promised_wherever_the_power_is_lost() {
+        let lived = |disk: &Memory| {
+            let mut promised = Promised::default();
+            live(disk, &mut promised);
+            promised
+        };
+        let ways = each_power_loss(lived, |promised, disk| {
+            let opened = file(&disk).open(0);
+            let (_, opened) = opened.unwrap_or_else(|error| panic!("{promised:?}: {error}"));
+            let place = || format!("{promised:?}, {opened:?}");
+            assert!(opened.run.number > promised.incarnation, "{}", place());
+            assert!(opened.epoch >= promised.epoch, "{}", place());
+            let is_clean = opened.clean.is_some();
+            assert!(is_clean == promised.clean || promised.clean_is_open, "{}", place());
+            let floor = Hlc::new(promised.ceiling_ms, 0);
+            let is_above = is_clean || promised.ceiling_ms == 0 || opened.hlc_floor > floor;
+            assert!(is_above, "{}", place());
+        });
+        assert!(ways > 100, "{ways}");
     }
 }

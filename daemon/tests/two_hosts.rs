@@ -485,7 +485,7 @@ fn writes_wait_for_a_time_that_cannot_be_put_on_record() {
     let says_so = || world.group("host-a").is_some_and(|g| g["detail"].to_string().contains(waits));
 
     // Its state file cannot be made anew, the others' can.
-    let in_the_way = world.file("host-a.state/g/b.new");
+    let in_the_way = world.file("host-a.state/g/b.json.new");
     fs::create_dir(&in_the_way).unwrap();
     let mut nth = 0;
     until("it hears of a time beyond its ceiling", || {
@@ -636,7 +636,7 @@ fn a_host_that_dies_after_the_other_one_has_gone_is_waited_for_and_follows() {
         world.write("host-a", "a", 1);
         world.write("host-b", "b", 2);
         // All agree, and one of them cannot put it on record.
-        let in_the_way = world.file("host-b.state/g/_switched.new");
+        let in_the_way = world.file("host-b.state/g/_switched.json.new");
         fs::create_dir(&in_the_way).unwrap();
         let first = world.switch("host-a", "switch-a.log", &[]);
         let mut second = world.switch("host-b", "switch-b.log", &[]);

@@ -41,6 +41,7 @@ mod comparing;
 pub mod format;
 pub mod geometry;
 mod opening;
+pub mod place;
 mod sealing;
 pub mod table;
 #[cfg(test)]

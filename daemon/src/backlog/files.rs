@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ impl Files for Directory {
 
     fn make(&self) -> io::Result<()> {
         // An earlier version, or an operator, may have made it for others to read.
-        crate::durable::private_directory().recursive(true).create(&self.0)?;
+        fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.0)?;
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))
     }
 

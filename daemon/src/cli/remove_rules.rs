@@ -6,8 +6,7 @@
 use super::confirm::confirm;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
-use crate::host::{state_path, switched_over};
-use crate::state::MemberState;
+use crate::host::{records_of, state_file};
 use anyhow::{Context, bail};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -65,14 +64,14 @@ pub fn run(config: &Path, group: &str, yes: bool, force: bool) -> anyhow::Result
 fn is_told(config: &Config, group: &Group) -> anyhow::Result<bool> {
     let mut is_told = true;
     for member in &group.members {
-        let path = state_path(config, group, member);
+        let file = state_file(config, group, member);
         // An epoch ends for the whole group.
-        if MemberState::fence(&path)?.is_some() {
+        if file.fence()?.is_some() {
             return Ok(true);
         }
-        is_told &= MemberState::may_be_left_open(&path)?;
+        is_told &= file.may_be_left_open()?;
     }
-    Ok(is_told || switched_over(config, group))
+    Ok(is_told || records_of(config, group).switched_at_unix_ms().is_some())
 }
 
 /// Tells the backup through the daemon.

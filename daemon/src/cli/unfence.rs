@@ -7,10 +7,11 @@
 use super::confirm::confirm;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
-use crate::host::state_path;
-use crate::state::{Fence, MemberState};
+use crate::host::state_file;
+use crate::state::{Fence, StateFile};
 use anyhow::{Context, bail};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use tidelock_storage::files::Files;
 
 /// Takes the fence of a group away. Returns what to print.
 pub fn run(config: &Path, group: &str, yes: bool, json: bool) -> anyhow::Result<String> {
@@ -30,8 +31,8 @@ pub fn run(config: &Path, group: &str, yes: bool, json: bool) -> anyhow::Result<
     if !yes {
         confirm(&consequence(name, fence), "Take the fence away?", "nothing was changed")?;
     }
-    for (path, _) in &fences {
-        MemberState::remove_fence(path).context("the group stays fenced")?;
+    for (file, _) in &fences {
+        file.remove_fence().context("the group stays fenced")?;
     }
     if json {
         let outcome =
@@ -45,11 +46,11 @@ pub fn run(config: &Path, group: &str, yes: bool, json: bool) -> anyhow::Result<
 }
 
 /// Those of the group's members here, with the files that have them.
-fn fences(config: &Config, group: &Group) -> anyhow::Result<Vec<(PathBuf, Fence)>> {
+fn fences(config: &Config, group: &Group) -> anyhow::Result<Vec<(StateFile<Files>, Fence)>> {
     let mut fences = Vec::new();
     for member in &group.members {
-        let path = state_path(config, group, member);
-        fences.extend(MemberState::fence(&path)?.map(|fence| (path, fence)));
+        let file = state_file(config, group, member);
+        fences.extend(file.fence()?.map(|fence| (file, fence)));
     }
     Ok(fences)
 }

@@ -10,23 +10,24 @@ mod token;
 
 pub use disk::DiskSetup;
 
+use crate::activity::place::LogPlace;
+use crate::clock;
 use crate::link::port::ToLink;
 use crate::nbd_tap::NbdTap;
 use crate::owner::Clocks;
 use crate::owner::driver::{DiskOp, Driver, Taking, Timer};
 use crate::owner::{Owner, OwnerParts, ToOwner};
 use crate::sequencer::{DiskError, RequestId};
-use crate::{clock, durable};
 use bytes::Bytes;
 use sockets::Sockets;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use thiserror::Error;
 use tidelock_protocol::ids::Channel;
+use tidelock_storage::files::Files;
 use tidelock_uring::{
     AlignedBuf, BufPool, Buffer, Completion, Durability, EventFd, FallocateMode, LocalFile, Ring,
     RingError, SharedFd, SyncKind,
@@ -42,8 +43,8 @@ const RING_ENTRIES: u32 = 512;
 pub struct LogFile {
     /// The file, locked.
     pub file: LocalFile,
-    /// Its path.
-    pub path: PathBuf,
+    /// Its place.
+    pub place: LogPlace<Files>,
 }
 
 /// The parts of a member's thread.
@@ -248,10 +249,10 @@ impl Driver for UringDriver {
     }
 
     fn remove_log(&mut self) -> io::Result<()> {
-        if let Some(LogFile { path, .. }) = &self.log_file {
+        if let Some(LogFile { place, .. }) = &self.log_file {
             let with_path =
-                |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-            durable::remove(path).map_err(with_path)?;
+                |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", place.path().display()));
+            place.remove().map_err(with_path)?;
             self.log_file = None;
         }
         Ok(())

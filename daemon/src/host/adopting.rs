@@ -2,16 +2,16 @@
 
 use super::{Host, HostError, HostGroup};
 use crate::adoption;
-use crate::config::{Config, Group};
+use crate::config::Group;
 use crate::control::{AdoptedDisk, Adopting as Disks, ControlError, ControlErrorKind};
 use crate::link::port::ToLink;
-use std::path::PathBuf;
+use crate::records::Records;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_storage::files::Files;
 
 /// Whether a group waits to be adopted.
 #[derive(Debug)]
 pub(super) struct Adopting {
-    path: PathBuf,
     waits: AtomicBool,
 }
 
@@ -20,16 +20,8 @@ fn refused(text: impl Into<String>) -> ControlError {
 }
 
 impl Adopting {
-    /// Of this group. What cannot be read was written before its disks were here.
-    pub(super) fn open(config: &Config, group: &Group) -> Result<Self, HostError> {
-        let path = adoption::record_path(config, group);
-        let waits = adoption::is_on_record(&path).unwrap_or_else(|error| {
-            tracing::error!(
-                group = group.name.as_str(), path = %path.display(), %error,
-                "whether the group waits to be adopted cannot be read: it does"
-            );
-            true
-        });
+    pub(super) fn open(group: &Group, records: &Records<Files>) -> Result<Self, HostError> {
+        let waits = records.is_adopting();
         if waits {
             tracing::warn!(
                 group = group.name.as_str(),
@@ -41,7 +33,7 @@ impl Adopting {
             let elsewhere = elsewhere.into_iter().map(str::to_owned).collect();
             return Err(HostError::AdoptsAPart { group: group.name.to_string(), elsewhere });
         }
-        Ok(Self { path, waits: waits.into() })
+        Ok(Self { waits: waits.into() })
     }
 
     /// Whether its disks are elsewhere still.
@@ -79,7 +71,7 @@ impl Host {
         self.adopt(group)?;
         let name = group.config.name.as_str();
         // For good first: a run after this one begins, too.
-        adoption::remove_record(&group.adopting.path).map_err(|error| {
+        group.records.forget_adopting().map_err(|error| {
             refused(format!("it cannot be put on record that the disks are here: {error}"))
         })?;
         group.adopting.waits.store(false, Ordering::SeqCst);

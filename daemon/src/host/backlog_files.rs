@@ -1,19 +1,20 @@
 //! A member's backlog on disk: where it is, and what a start does with it.
 
 use super::HostError;
-use super::launch::state_path;
+use super::launch::state_file;
 use super::redo::redo;
 use crate::activity::Identity;
-use crate::backlog::{self, BacklogError, Directory, Expected, Files, Left, WhyNot, segment_bytes};
+use crate::backlog::{self, BacklogError, Directory, Expected, Left, WhyNot, segment_bytes};
 use crate::config::{AtLimit, Config, Group, Member};
 use crate::link::queue::{OnDisk, Spilled};
 use crate::owner::LeftOnDisk;
 use crate::owner::spilling::{DiskBacklog, Ends, Opening};
-use crate::state::{MemberState, Opened};
+use crate::state::{Opened, StateFile};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidelock_protocol::ids::{DiskId, RunId};
+use tidelock_storage::files::Files;
 
 /// Why a backlog on disk cannot be begun.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +34,7 @@ pub enum BeginError {
 
 /// What a backlog on disk is opened with.
 pub(super) struct OpenBacklog {
-    files: Arc<dyn Files>,
+    files: Arc<dyn backlog::Files>,
     size_bytes: u64,
     memory_bytes: u64,
     stands_at_limit: bool,
@@ -63,7 +64,7 @@ impl OpenBacklog {
     ) -> Option<Self> {
         let on_disk = group.backlog_on_disk.as_ref()?;
         let directory = match &on_disk.directory {
-            None => state_path(config, group, member).with_extension("backlog"),
+            None => state_file(config, group, member).path().with_extension("backlog"),
             Some(directory) => directory
                 .join(group.name.as_str())
                 .join(format!("{}.backlog", member.name.as_str())),
@@ -80,8 +81,8 @@ impl OpenBacklog {
 
     /// Backlog on disk of the last run, if the state and the files on this host let this process go on with it. None of its
     /// records is written to the local disks before the backup confirms that no other host has run the member since.
-    pub(super) fn find_left(&self, state: &Path) -> Result<Option<Left>, HostError> {
-        let Some((run, epoch)) = MemberState::unclean(state)? else { return Ok(None) };
+    pub(super) fn find_left(&self, state: &StateFile<Files>) -> Result<Option<Left>, HostError> {
+        let Some((run, epoch)) = state.unclean()? else { return Ok(None) };
         let boot = boot_id().map_err(BeginError::Boot)?;
         let identity = digest(&self.identity, run);
         let expected = Expected { incarnation: run.number, epoch, boot, identity };

@@ -1,7 +1,7 @@
 //! The gate of this host: its start by the configuration.
 
 use super::HostError;
-use super::launch::{is_one_of_several, state_path};
+use super::launch::{is_one_of_several, state_file};
 use crate::config::{Config, Group, Member, Topology};
 use crate::degrade;
 use crate::held_gate::PendingEntry;
@@ -100,7 +100,7 @@ fn tagging(config: &Config, group: &Group) -> TaggingConfig {
         // Where the promise is broken on purpose, nobody waits.
         await_floor: group.is_tagged() && !group.tag.off_for_a_demonstration,
         begun_anew: (group.members.iter())
-            .filter(|member| !state_path(config, group, member).exists())
+            .filter(|member| !state_file(config, group, member).exists())
             .map(|member| member.name.to_string())
             .collect(),
         ..TaggingConfig::new(form, writers, members.collect())

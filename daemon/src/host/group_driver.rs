@@ -2,7 +2,6 @@
 
 use super::disk_hangs::{self, disk_hang};
 use super::launch::is_one_of_several;
-use super::records::Records;
 use super::{Host, HostGroup, HostMember, Writer};
 use crate::clock;
 use crate::config::Group;
@@ -11,12 +10,14 @@ use crate::degrade::Step;
 use crate::group::{self, GateSight, GroupLoop, GroupSettings, GroupView, Member, Surroundings};
 use crate::link::port::ToLink;
 use crate::owner::{Clocks, ToOwner};
+use crate::records::Records;
 use std::io;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::message::{Form, Mode};
+use tidelock_storage::files::Files;
 
 /// Pause between two looks at a group: often enough for the shortest time that can be configured.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -26,7 +27,7 @@ const LOOK_AT_SWITCH_EVERY: Duration = Duration::from_millis(2);
 const ASKED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The loop of a group, as the runs before have left it.
-pub(super) fn open(group: &Group, records: &Records) -> GroupLoop {
+pub(super) fn open(group: &Group, records: &Records<Files>) -> GroupLoop {
     let elsewhere = group.roster.iter().filter(|peer| !peer.removed);
     let elsewhere = elsewhere.filter_map(|peer| {
         let host = peer.host.as_ref()?;

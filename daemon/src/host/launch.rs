@@ -1,11 +1,12 @@
 //! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
 
-use super::activity_file::{OpenLog, OpenedLog};
+use super::activity_file::{self, LogError, geometry_of};
 use super::backlog_files::{OpenBacklog, OpenEnds, backlog_limit_bytes};
 use super::changed::{changed_since, lasting};
 
 use super::verifying::Verifications;
-use super::{Follower, HostError, Writer, report, spawn, with_sources};
+use super::{Follower, HostError, MemberState, Writer, report, spawn, with_sources};
+use crate::activity::place::LogPlace;
 use crate::activity::{Identity, LastEnd};
 use crate::ceiling;
 use crate::clock;
@@ -19,13 +20,14 @@ use crate::link::member::{Member as LinkMember, MemberParts};
 use crate::link::port::{OwnerPort, ToLink};
 use crate::owner::{self, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
 use crate::private_socket;
+use crate::records::Records;
 use crate::sequencer::Settings;
-use crate::state::{MemberState, Opened, StateError};
+use crate::state::{Opened, StateError, StateFile};
 use crate::stats::{LinkStats, OwnerStats};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
@@ -34,6 +36,7 @@ use tidelock_protocol::limits;
 use tidelock_protocol::message::{
     Attach, DiskSpec, Form, LastRun, LogAge, Policy, Role, Tagging, Writing,
 };
+use tidelock_storage::files::Files;
 use tidelock_uring::{BufPool, EventFd, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -84,9 +87,9 @@ impl Launch<'_> {
         let backlog = OpenBacklog::of(config, group, member, identity(group, member, &disks));
         let (state, opened) = open_state(config, group, member)?;
         state.found_disks(marks.iter().map(|mark| lasting(mark)).collect());
-        let log_path = state_path(config, group, member).with_extension("activity");
+        let place = LogPlace::new(state_dir(config), group.name.as_str(), &name);
         let mut evidence = backlog.as_ref().map_or(Vec::new(), OpenBacklog::segments);
-        evidence.push(log_path.clone());
+        evidence.push(place.path());
         let paths = member.disks.iter().map(|disk| disk.path.value.as_path());
         let changed = changed_since(&opened, &marks, &evidence, paths);
         let left = match &backlog {
@@ -95,7 +98,7 @@ impl Launch<'_> {
             Some(backlog)
                 if !switched_over && fenced.is_none() && gate.awaits_floor().is_none() =>
             {
-                backlog.find_left(&state_path(config, group, member))?
+                backlog.find_left(&state_file(config, group, member))?
             }
             _ => None,
         };
@@ -107,11 +110,16 @@ impl Launch<'_> {
             );
             state.forget_run()?;
         }
-        let log = OpenLog { path: log_path, settings: group.activity_log, identity: log_identity };
-        let log = log.open(opened.run.number, last_end(&opened, changed.is_some()))?;
-        state.found_log_of(log.of);
-        let last_run = last_run(&opened, changed.is_some(), log.age);
-        let OpenedLog { log: mut activity, file: log_file, .. } = log;
+        let (found, last_end) =
+            (activity_file::found(&place, &log_identity), last_end(&opened, changed.is_some()));
+        let geometry = geometry_of(group.activity_log);
+        let mut activity = place
+            .open(found, geometry, &log_identity, opened.run.number, last_end)
+            .map_err(|source| LogError::Io { path: place.path(), source })?;
+        let log_file = geometry.map(|_| activity_file::open(place)).transpose()?;
+        state.found_log_of(activity.confirmed());
+        let age = activity.is_believed().then(|| activity.age());
+        let last_run = last_run(&opened, changed.is_some(), age);
         if let Some(why) = changed.clone() {
             activity.must_not_be_believed(why);
         }
@@ -332,7 +340,7 @@ pub(super) fn follow(
 /// operator says otherwise: the backup's data may be older by now than what it said.
 pub(super) fn fence_of(config: &Config, group: &Group) -> Result<Option<String>, StateError> {
     for member in &group.members {
-        if let Some(fence) = MemberState::fence(&state_path(config, group, member))? {
+        if let Some(fence) = state_file(config, group, member).fence()? {
             let name = group.name.as_str();
             tracing::error!(
                 group = name, epoch = %fence.epoch, reason = fence.reason,
@@ -353,7 +361,7 @@ fn open_state(
     group: &Group,
     member: &Member,
 ) -> Result<(MemberState, Opened), StateError> {
-    MemberState::open(state_path(config, group, member), clock::wall_ms() * 1000)
+    state_file(config, group, member).open(clock::wall_ms() * 1000)
 }
 
 /// The last run's end, for opening the activity log.
@@ -402,10 +410,18 @@ fn with_removed(member: &Member, disks: &[DiskSetup]) -> Vec<DiskSpec> {
     all
 }
 
+fn state_dir(config: &Config) -> Files {
+    Files::new(config.host.state_dir.clone())
+}
+
 /// Where a member's state is. Without it the member, or its whole group, is begun anew.
-pub(crate) fn state_path(config: &Config, group: &Group, member: &Member) -> PathBuf {
-    let directory = config.host.state_dir.join(group.name.as_str());
-    directory.join(format!("{}.json", member.name.as_str()))
+pub(crate) fn state_file(config: &Config, group: &Group, member: &Member) -> StateFile<Files> {
+    StateFile::new(state_dir(config), group.name.as_str(), member.name.as_str())
+}
+
+/// The records of a group.
+pub(crate) fn records_of(config: &Config, group: &Group) -> Records<Files> {
+    Records::new(state_dir(config), group.name.as_str())
 }
 
 fn open_disk(disk: &config::Disk) -> Result<DiskSetup, HostError> {

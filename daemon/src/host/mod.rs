@@ -19,7 +19,6 @@ mod group_driver;
 mod launch;
 mod libvirt;
 mod pauses;
-mod records;
 mod redo;
 mod rules_kept;
 mod snapshot;
@@ -41,14 +40,13 @@ use crate::link::member::MemberError;
 use crate::link::port::{OwnerPort, ToLink};
 use crate::link::{GateControl, LinkState};
 use crate::owner::{OwnerView, ToOwner};
-use crate::state::{MemberState, StateError};
+use crate::records::Records;
+use crate::state::{self, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
 use gating::Unread;
-pub(crate) use launch::state_path;
 use launch::{Found, Launch, follow};
-use records::Records;
-pub(crate) use records::switched_over;
+pub(crate) use launch::{records_of, state_file};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -57,10 +55,14 @@ use std::thread::JoinHandle;
 use tidelock_netfilter::gate::{Gate, GateError, GateHandle};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Form, Mode};
+use tidelock_storage::files::Files;
 use tidelock_uring::FileError;
 use tokio::sync::{Notify, mpsc, watch};
 
 pub use ending::DRAIN_TIMEOUT;
+
+/// The state of a member, on the files of this host.
+type MemberState = state::MemberState<Files>;
 
 /// Name and version, as the backup will log it.
 pub const SOFTWARE: &str = concat!("tidelockd ", env!("CARGO_PKG_VERSION"));
@@ -189,7 +191,7 @@ struct Follower {
 struct HostGroup {
     config: Group,
     state: Mutex<GroupLoop>,
-    records: Records,
+    records: Records<Files>,
     history: snapshot::GroupHistory,
     bookmarks: bookmarking::Bookmarks,
     adopting: adopting::Adopting,
@@ -225,6 +227,9 @@ impl Host {
     /// Opens everything and starts all loops. The configuration has been checked.
     pub fn start(config: Config) -> Result<Host, HostError> {
         descriptors::check(&config);
+        let state_dir = &config.host.state_dir;
+        Files::make(state_dir.clone())
+            .map_err(|source| StateError::Io { path: state_dir.clone(), source })?;
         let (failed, failure) = watch::channel(None);
         let unread = Unread::of(&config);
         let gate = gating::start(&config, &unread)?;
@@ -234,10 +239,10 @@ impl Host {
         let mut groups = Vec::new();
         for group in &config.groups {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
-            let records = Records::of(&config, group);
+            let records = records_of(&config, group);
             let state = group_driver::open(group, &records);
             let switched_over = state.view().switched_at_unix_ms.is_some();
-            let adopting = adopting::Adopting::open(&config, group)?;
+            let adopting = adopting::Adopting::open(group, &records)?;
             let fenced = launch::fence_of(&config, group)?;
             let found = Found { switched_over, fenced, policy: state.policy() };
             let mut members = Vec::new();

@@ -7,7 +7,7 @@
 use super::backlog_files::backlog_limit_bytes;
 use super::disk_hangs::{disk_hang, said};
 use super::launch::is_one_of_several;
-use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
+use super::{Host, HostGroup, HostMember, MemberState, SOFTWARE, Writer};
 use crate::cli::human;
 use crate::clock;
 use crate::config::{Roles, Security};
@@ -16,7 +16,6 @@ use crate::degrade::Standing;
 use crate::heartbeat::Missing;
 use crate::link::LinkState;
 use crate::owner::Phase;
-use crate::state::MemberState;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats, OwnerStats};
 use crate::status::{
     ActivityStatus, BacklogOnDiskStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus,

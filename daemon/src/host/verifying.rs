@@ -2,11 +2,10 @@
 //!
 //! What status says of one is on stable storage before it is said.
 
-use super::{Host, HostGroup, Writer};
+use super::{Host, HostGroup, MemberState, Writer};
 use crate::clock;
 use crate::control::{ControlError, ControlErrorKind, VerifyBegun, VerifyWish};
 use crate::owner::{Phase, ToOwner, VerifyEnded};
-use crate::state::MemberState;
 use crate::status::VerifyStatus;
 use crate::verified::Verified;
 use std::sync::Mutex;

@@ -19,7 +19,8 @@ use crate::activity::ActivityLog;
 use crate::link::port::{AttachedStream, ToLink};
 use crate::sequencer::{Extent, Sequencer};
 use std::time::Duration;
-use tidelock_planted::Bug;
+use tidelock_planted::{Bug, is};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 
 /// For so long a start waits for the backup all the same: where it is there, nothing has to be compared.
@@ -46,7 +47,7 @@ pub enum Look {
 impl Contact {
     /// `serve_after`: guests do not wait for the backup longer than this; `None`: they wait until it has attached the member.
     pub fn new(activity: &mut ActivityLog, serve_after: Option<Duration>, clocks: Clocks) -> Self {
-        if serve_after.is_some() && !tidelock_planted::is(Bug::UnrecordedUnmapped) {
+        if serve_after.is_some() && !is(Bug::UnrecordedUnmapped) {
             activity.begin_unrecorded();
         }
         let serve_from = serve_after.map(|after| clocks.now.plus_ms(after.as_millis() as u64));
@@ -88,7 +89,8 @@ impl Contact {
         let unrecorded = sequencer.unrecorded();
         if first {
             let AttachedStream { epoch, durable, stream } = attached;
-            sequencer.start(*epoch, *durable, stream.last_hlc, now, wall_ms);
+            let last_hlc = if is(Bug::HlcGoesBack) { Hlc(0) } else { stream.last_hlc };
+            sequencer.start(*epoch, *durable, last_hlc, now, wall_ms);
         }
         unrecorded
     }

@@ -32,6 +32,16 @@ pub enum Bug {
     /// Breaks rule 8: the torn end of the backlog that a killed daemon has left is not cut off.
     TornTailKept,
 
+    // State on the host's disk.
+    /// Breaks rules 8 and 9: a granted epoch, and the run in force, are acted on before they are durable.
+    EpochNotDurable,
+    /// Breaks rule 9: a start begins its times anew.
+    HlcGoesBack,
+    /// Breaks rule 4: a start does not look whether its group was switched over.
+    SwitchForgotten,
+    /// Breaks rule 6: a start does not look what the last verification has found.
+    DifferenceForgotten,
+
     // Copies and verification.
     /// Breaks rule 8: copies wait as long as guests' writes do, also the only one.
     CopiesStarve,

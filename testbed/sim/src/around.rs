@@ -65,9 +65,9 @@ impl World {
     #[must_use]
     pub fn groups_of(&self, host: usize, vms: &[usize]) -> BTreeMap<usize, HostGroup> {
         let begun = |group: usize| {
-            let degraded = self.hosts[host].degraded.get(&group).copied();
-            let mut here = vms.iter().filter(|vm| self.plan.vms[**vm].group == group);
-            let switched = here.any(|vm| self.vms[*vm].switched).then_some(1);
+            let records = self.records(host, group);
+            let (degraded, switched) =
+                (records.degraded_since_unix_ms(), records.switched_at_unix_ms());
             HostGroup {
                 group: GroupLoop::new(settings(&self.plan, host, group), degraded, switched),
                 began_at: self.host_now(host),
@@ -121,13 +121,12 @@ impl Surroundings for Here<'_> {
             let run = of.run.as_ref().expect("it runs");
             let writer = plan.writer_id();
             let link = daemon.link.stats_of(*vm).expect("on this host").clone();
-            let state = of.state.lock().expect("one thread");
             let is_poisoned = !run.poisoned.is_empty();
             let written = writer.map(|_| Writer {
                 phase: run.phase(),
-                may_answer_unreached: state.may_answer_unreached(),
+                may_answer_unreached: run.state.may_answer_unreached(),
                 failed_disk: is_poisoned.then(|| ("d".to_owned(), "it fails".to_owned())),
-                differs: state.verified.as_ref().is_some_and(|verified| verified.differs()),
+                differs: run.state.verified().is_some_and(|verified| verified.differs()),
                 lag_writes: link.lag_writes(),
                 told: run.port.told(),
             });
@@ -190,7 +189,7 @@ impl Surroundings for Here<'_> {
     }
 
     fn keep_degraded(&mut self, since_unix_ms: u64) -> io::Result<()> {
-        self.world.hosts[self.host].degraded.insert(self.group, since_unix_ms);
+        self.world.records(self.host, self.group).keep_degraded(since_unix_ms)?;
         for vm in &self.vms {
             let said = &mut self.world.vms[*vm].client.said_unix_ms;
             *said = since_unix_ms.max(*said);
@@ -199,12 +198,11 @@ impl Surroundings for Here<'_> {
     }
 
     fn forget_degraded(&mut self) -> io::Result<()> {
-        self.world.hosts[self.host].degraded.remove(&self.group);
-        Ok(())
+        self.world.records(self.host, self.group).forget_degraded()
     }
 
-    fn keep_switched(&mut self, _: u64) -> io::Result<()> {
-        match self.world.put_on_record(self.host, self.group) {
+    fn keep_switched(&mut self, at_unix_ms: u64) -> io::Result<()> {
+        match self.world.put_on_record(self.host, self.group, at_unix_ms) {
             Ok(true) => Ok(()),
             Ok(false) => Err(io::ErrorKind::StorageFull.into()),
             Err(failure) => {

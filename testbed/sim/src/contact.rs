@@ -13,7 +13,7 @@ use crate::world::{World, note};
 use tidelock_daemon::link::port::AttachedStream;
 use tidelock_daemon::owner::PATIENCE;
 use tidelock_daemon::sequencer::{Extent, OpId};
-use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::ids::Seq;
 use tidelock_protocol::record::Effect;
 
 const PATIENCE_NS: u64 = PATIENCE.as_nanos() as u64;
@@ -100,12 +100,5 @@ impl World {
         check(outside.is_none(), Checker::InMap, || {
             format!("vm {vm}: {outside:?} has no record and is not in the map")
         })
-    }
-}
-
-impl crate::host::StateFile {
-    /// As production's `state.rs` says it.
-    pub(crate) fn may_answer_unreached(&self) -> bool {
-        !self.fenced && (self.epoch == Epoch(0) || self.serves_unreached_kept)
     }
 }

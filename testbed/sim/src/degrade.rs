@@ -138,7 +138,7 @@ impl World {
         if of.wanted == Mode::Async {
             return Ok(());
         }
-        let on_record = self.hosts[host].degraded.get(&group).copied();
+        let on_record = self.records(host, group).degraded_since_unix_ms();
         let said = of.degraded_since_unix_ms();
         check(said.is_some() && said == on_record, Checker::Degraded, || {
             format!("vm {vm}: a packet leaves unheld, said is {said:?}, on record {on_record:?}")

@@ -24,6 +24,8 @@ pub enum Later {
     GuestBoots { vm: usize },
     /// A host has power again.
     PowerOn { host: usize },
+    /// The power of a host fails at the latest now.
+    PowerFails { host: usize, boots: u64 },
     /// The backup's power fails now.
     BackupDies { run: u64 },
     /// The server is started.
@@ -106,8 +108,8 @@ impl World {
                 }
             }
             Fault::PowerHost => {
-                self.power_off(host);
-                self.later(Later::PowerOn { host }, span * 2);
+                let after = self.power_fails_soon(host);
+                self.later(Later::PowerOn { host }, after + span * 2);
             }
             Fault::RestartHost => {
                 self.hosts[host].restarts = true;
@@ -202,6 +204,9 @@ impl World {
         self.end_daemon(host);
         self.hosts[host].power = false;
         self.hosts[host].boots += 1;
+        let rng = &mut self.rng;
+        let state_dir = self.hosts[host].state_dir.crash(&mut || rng.chance(1, 2));
+        self.hosts[host].state_dir = state_dir;
         self.hosts[host].restarts = false;
         self.lan.lose(host);
         for vm in self.vms_of(host) {
@@ -290,6 +295,11 @@ impl World {
     pub fn later_event(&mut self, later: Later) -> Checked {
         note!(self, "{later:?}");
         match later {
+            Later::PowerFails { host, boots } => {
+                if self.faulty && self.hosts[host].boots == boots {
+                    self.power_off(host);
+                }
+            }
             Later::DaemonStarts { host } => return self.start_daemon(host),
             Later::SwitchOver { group, tries, recovers } => {
                 self.switch_over(group, tries, recovers);
@@ -418,6 +428,7 @@ impl World {
             self.local_errors(vm, 0);
         }
         for host in 0..self.hosts.len() {
+            self.hosts[host].state_dir.set_faults(Faults::default());
             self.net.paths[host].slow_factor = 1;
             self.heal_path(host);
             self.power_on(host)?;

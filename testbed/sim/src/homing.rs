@@ -28,6 +28,7 @@ use tidelock_protocol::message::DiskSpec;
 use tidelock_replica::group::{Group, SEEDED, SeededMember, seed, seeded_manifest};
 use tidelock_replica::history::Point;
 use tidelock_replica::travel::marks::{Kind, Mark, Marks};
+use tidelock_storage::forget;
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_storage::{Storage, StorageFile};
 
@@ -248,13 +249,18 @@ impl World {
         self.leaks[group] = Leaks::default();
         for host in &mut self.hosts {
             (host.power, host.lost, host.restarts) = (true, false, false);
+            host.state_dir.set_faults(Faults::default());
             host.boots += 1;
-            host.degraded.remove(&group);
         }
         self.plan.groups[group].past = Seq::ZERO;
         let members: Vec<_> = self.plan.groups[group].members().collect();
         for vm in &members {
             self.plan.vms[*vm].joins = false;
+            let state_dir = &self.hosts[self.plan.vms[*vm].host].state_dir;
+            let dir = &self.plan.groups[group].name;
+            for name in state_dir.list(dir).expect("in memory") {
+                forget(state_dir, dir, &name).expect("in memory");
+            }
         }
         let writers = self.plan.groups[group].vms.clone();
         for ((vm, new), old) in writers.iter().copied().zip(new).zip(old) {

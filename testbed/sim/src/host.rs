@@ -5,17 +5,18 @@ use crate::beating::Beating;
 use crate::disk::SECTOR_BYTES;
 use crate::driver::{Published, Shape, SimDriver, SimFile};
 use crate::failure::Checked;
+use crate::faults::Later;
 use crate::gate::{NotedGate, SimGate};
 use crate::link::{LinkDriver, NewMembers, attach_of, disks_of};
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
 use crate::spilling::left_unacked;
-use crate::world::{Event, Kernel, Run, World, note};
+use crate::world::{Event, Host, Kernel, Run, World, note};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tidelock_daemon::activity::LastEnd;
 use tidelock_daemon::backlog::Left;
@@ -25,110 +26,27 @@ use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::held_gate::PendingEntry;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::member::MemberParts;
-use tidelock_daemon::link::port::{EpochKeeper, OwnerPort};
+use tidelock_daemon::link::port::OwnerPort;
 use tidelock_daemon::owner::PATIENCE;
 use tidelock_daemon::owner::driver::Taking;
 use tidelock_daemon::owner::spilling::Ends;
 use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner, OwnerParts, OwnerView, Several, ToOwner};
+use tidelock_daemon::records::Records;
 use tidelock_daemon::sequencer::Settings;
-use tidelock_daemon::verified::Verified;
+use tidelock_daemon::state::{CleanMark, Opened, StateFile};
 use tidelock_netfilter::gate::Pending;
-use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Incarnation, Nonce, RunId, Seq};
-use tidelock_protocol::message::{Basis, DiskSpec, Form, LastRun, Policy, Role, Writing};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Seq};
+use tidelock_protocol::message::{DiskSpec, Form, LastRun, Policy, Role, Writing};
+use tidelock_storage::memory::{Faults, Memory};
 use tidelock_uring::{BufPool, EventFd};
 
 /// The interval at which a writer says that it has nothing to write.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// What the daemon keeps on its own disk between runs (production: `state.rs`, on files).
-#[derive(Debug, Default)]
-pub struct StateFile {
-    /// The granted epoch.
-    pub epoch: Epoch,
-    /// The group's identity, as the backup has told it.
-    pub group_id: Option<GroupId>,
-    /// The number of the last start.
-    pub incarnation: Incarnation,
-    /// The run in force.
-    pub run: Option<RunId>,
-    /// The run that began the stream.
-    pub stream: Option<RunId>,
-    /// The run that the activity log is of, if it is that of an earlier one.
-    pub log_run: Option<Incarnation>,
-    /// The run that it was found to be of.
-    pub found_log: Option<Incarnation>,
-    /// The epoch has ended.
-    pub fenced: bool,
-    /// The backup knows that a start which does not reach it serves guests.
-    pub serves_unreached_kept: bool,
-    /// Where a run ended cleanly.
-    pub clean: Option<(Seq, Hlc)>,
-    /// Guests were served since.
-    pub served: bool,
-    /// No time that was given out follows the clock beyond this.
-    pub hlc_ceiling_ms: u64,
-    /// What the last verification has found.
-    pub verified: Option<Verified>,
-}
-
 const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
 /// By how much a wall clock may jump, and by how much a packet's time may be ahead (production: `max_clock_lead`).
 pub(crate) const CLOCK_LEAD_MS: u64 = 500;
 
-/// Drawn at random in production.
-pub fn nonce_of(run: Incarnation) -> Nonce {
-    Nonce(run.0, 0)
-}
-
-struct Keeper(Arc<Mutex<StateFile>>);
-
-impl EpochKeeper for Keeper {
-    fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> std::io::Result<()> {
-        let mut state = self.0.lock().expect("one thread");
-        if state.fenced && epoch <= state.epoch {
-            return Err(std::io::Error::other("an epoch that was over"));
-        }
-        state.serves_unreached_kept &= state.epoch == epoch;
-        (state.epoch, state.fenced, state.group_id) = (epoch, false, Some(group_id));
-        Ok(())
-    }
-
-    fn begin(
-        &mut self,
-        run: RunId,
-        epoch: Epoch,
-        group_id: GroupId,
-        basis: &Basis,
-    ) -> std::io::Result<()> {
-        self.keep(epoch, group_id)?;
-        let mut state = self.0.lock().expect("one thread");
-        if state.run != Some(run) {
-            let everything = matches!(basis, Basis::Everything { .. });
-            state.log_run = state.found_log.filter(|_| !everything);
-            if *basis != Basis::Continues {
-                state.stream = Some(run);
-            }
-            (state.run, state.clean, state.served) = (Some(run), None, false);
-        }
-        Ok(())
-    }
-
-    fn keep_served(&mut self) -> std::io::Result<()> {
-        self.0.lock().expect("one thread").served = true;
-        Ok(())
-    }
-
-    fn keep_fenced(&mut self, _: &str) -> std::io::Result<()> {
-        self.0.lock().expect("one thread").fenced = true;
-        Ok(())
-    }
-
-    fn keep_serves_unreached(&mut self, kept: bool) -> std::io::Result<()> {
-        self.0.lock().expect("one thread").serves_unreached_kept = kept;
-        Ok(())
-    }
-}
 /// The daemon of a host.
 pub struct Daemon {
     /// Its run.
@@ -153,6 +71,44 @@ impl World {
         (0..self.vms.len()).filter(here).collect()
     }
 
+    /// The state of a member on its host's disk.
+    pub(crate) fn state_file(&self, vm: usize) -> StateFile<Memory> {
+        let plan = &self.plan.vms[vm];
+        let state_dir = self.hosts[plan.host].state_dir.clone();
+        StateFile::new(state_dir, &self.plan.groups[plan.group].name, &plan.name)
+    }
+
+    /// The records of a group on a host's disk.
+    pub(crate) fn records(&self, host: usize, group: usize) -> Records<Memory> {
+        Records::new(self.hosts[host].state_dir.clone(), &self.plan.groups[group].name)
+    }
+
+    /// The power of a host fails at one of its next operations on its state, or a moment later. Returns that moment.
+    pub(crate) fn power_fails_soon(&mut self, host: usize) -> u64 {
+        let state_dir = &self.hosts[host].state_dir;
+        let at = state_dir.ops() + self.rng.below(12);
+        state_dir.set_faults(Faults { power_off_at: Some(at), ..Faults::default() });
+        let (after, boots) = (self.rng.range(0..40 * MS), self.hosts[host].boots);
+        self.later(Later::PowerFails { host, boots }, after);
+        after
+    }
+
+    /// True if the power of a host has failed at an operation on its state.
+    pub(crate) fn power_has_failed(&self, host: usize) -> bool {
+        let Host { power, state_dir, .. } = &self.hosts[host];
+        let off_at = state_dir.faults().power_off_at;
+        *power && off_at.is_some_and(|at| state_dir.ops() >= at)
+    }
+
+    /// Hosts whose power has failed in the middle of something.
+    pub(crate) fn notice_power(&mut self) {
+        for host in 0..self.hosts.len() {
+            if self.power_has_failed(host) {
+                self.power_off(host);
+            }
+        }
+    }
+
     /// A daemon starts. Guests that live ask again what was not answered.
     pub fn start_daemon(&mut self, host: usize) -> Checked {
         let of = &self.hosts[host];
@@ -170,7 +126,12 @@ impl World {
             let gate = gates[&group].clone();
             let channel = Channel(nth as u16 + 1);
             let policy = groups[&group].group.policy();
-            self.start_member(vm, run, channel, gate, policy, &mut new)?;
+            let is_over = groups[&group].group.view().switched_at_unix_ms.is_some();
+            self.reads_record(host, group, is_over)?;
+            if !self.start_member(vm, run, channel, gate, policy, is_over, &mut new)? {
+                self.power_off(host);
+                return Ok(());
+            }
         }
         note!(self, "daemon of host {host} starts, run {run}");
         let link = LinkDriver::new(host, vms.clone(), new, self.rng.number(), clocks.now);
@@ -237,9 +198,9 @@ impl World {
         let Some(owner) = &member.owner else { return Ok(()) };
         let (greatest, waited) =
             (owner.sequencer().greatest_hlc(), owner.sequencer().waits_for_ceiling());
-        let mut state = self.vms[vm].state.lock().expect("one thread");
-        state.hlc_ceiling_ms = ceiling::raised(state.hlc_ceiling_ms, greatest, wall_ms);
-        drop(state);
+        if let Ok(ceiling_ms) = member.state.keep_ahead_of(greatest, wall_ms) {
+            member.view.set_hlc_ceiling_ms(ceiling_ms);
+        }
         if !waited {
             return Ok(());
         }
@@ -254,16 +215,17 @@ impl World {
         channel: Channel,
         gate: Arc<SimGate>,
         policy: Policy,
+        switched_over: bool,
         new: &mut NewMembers,
-    ) -> Checked {
-        self.reads_record(vm);
-        self.reads_verified(vm);
-        let left = self.find_left(vm)?;
+    ) -> Checked<bool> {
+        let left = self.find_left(vm, switched_over)?;
         let plan = &self.plan.vms[vm];
         let clocks = self.clocks(plan.host);
+        let Ok((state, opened)) = self.state_file(vm).open(clocks.wall_ms * 1000) else {
+            return Ok(false);
+        };
         let mode = self.plan.groups[plan.group].mode;
         let several = self.plan.groups[plan.group].has_several();
-        let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
         let group = &self.plan.groups[plan.group];
         let is_alone = group.serves_unreached && !group.may_have_several();
         // What one member on a host was told holds for all of the group there.
@@ -271,44 +233,32 @@ impl World {
         let fenced = here
             .iter()
             .filter(|other| self.plan.vms[**other].group == plan.group)
-            .any(|other| self.vms[*other].state.lock().expect("one thread").fenced);
-        let (says_unreached, serves, group_id) = {
-            let state = self.vms[vm].state.lock().expect("one thread");
-            let says_unreached = (is_alone || state.serves_unreached_kept).then_some(is_alone);
-            // Several are served so while they are adopted: before a backup has granted them anything.
-            let is_adopted = group.may_have_several()
-                && group.serves_unreached
-                && plan.writer_id().is_some()
-                && state.epoch == Epoch(0);
-            (says_unreached, is_alone || is_adopted, state.group_id)
-        };
-        let (incarnation, before, runs, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
-            let mut state = self.vms[vm].state.lock().expect("one thread");
-            let next = (clocks.wall_ms * 1000).max(state.incarnation.0 + 1);
-            state.incarnation = Incarnation(next);
-            let before_ms = state.hlc_ceiling_ms;
-            state.hlc_ceiling_ms = ceiling::first(before_ms, clocks.wall_ms);
-            let clean = state.clean.map(|(seq, hlc)| (seq, hlc, state.served));
-            let floor = match clean {
-                _ if goes_back => Hlc(0),
-                Some((_, hlc, false)) => hlc,
-                _ => ceiling::floor_above(before_ms),
-            };
-            let run = state.run.map_or(Incarnation(0), |run| run.number);
-            let runs = [run, state.log_run.unwrap_or_default()];
-            (state.incarnation, state.run, runs, state.epoch, clean, floor, state.hlc_ceiling_ms)
-        };
+            .any(|other| self.state_file(*other).fence().expect("readable").is_some());
+        let says_unreached = (is_alone || opened.serves_unreached_kept).then_some(is_alone);
+        // Several are served so while they are adopted: before a backup has granted them anything.
+        let is_adopted = group.may_have_several()
+            && group.serves_unreached
+            && plan.writer_id().is_some()
+            && opened.epoch == Epoch(0);
+        let serves = is_alone || is_adopted;
+        let Opened { run: this, before, epoch, clean, hlc_floor, hlc_ceiling_ms, .. } = opened;
+        let mut runs = [Incarnation(0); 2];
+        runs.iter_mut().zip(&opened.log_runs).for_each(|(run, of)| *run = *of);
+        let incarnation = this.number;
+        self.vms[vm].incarnation = incarnation;
         self.vms[vm].kernel = several.then(|| Kernel {
             gate: gate.clone(),
             codec: self.plan.codec(plan.group),
             peers: self.plan.groups[plan.group].members().collect(),
         });
         let last_end = match clean {
-            Some((seq, _, false)) => LastEnd::Clean { incarnation: runs[0], epoch, seq },
+            Some(CleanMark { seq, served: false, .. }) => {
+                LastEnd::Clean { incarnation: runs[0], epoch, seq }
+            }
             _ => LastEnd::Unclean { runs },
         };
         let activity = self.open_log(vm, incarnation, last_end);
-        self.vms[vm].state.lock().expect("one thread").found_log = activity.confirmed();
+        state.found_log_of(activity.confirmed());
         let marks = self.marks(vm);
         let again = left.as_ref().map(Left::again);
         if left.is_none() {
@@ -323,7 +273,7 @@ impl World {
             };
         let plan = &self.plan.vms[vm];
         let last_run = match clean {
-            Some((seq, _, served)) => LastRun::Clean { seq, served },
+            Some(CleanMark { seq, served, .. }) => LastRun::Clean { seq, served },
             None if activity.is_believed() => LastRun::Unclean { log: activity.age() },
             None => LastRun::Unknown,
         };
@@ -333,7 +283,7 @@ impl World {
         let wake = EventFd::new().expect("an eventfd");
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
-        if self.vms[vm].switched {
+        if switched_over {
             gate.handle().fence();
         }
         let pending = self.vms[vm].pending.clone();
@@ -349,7 +299,7 @@ impl World {
                 writer,
                 disks: disks_of(&self.plan, vm),
                 incarnation,
-                nonce: nonce_of(incarnation),
+                nonce: this.nonce,
                 before,
                 marks,
                 last_run,
@@ -358,7 +308,7 @@ impl World {
             None => Role::Follower,
         };
         new.add(MemberParts {
-            attach: attach_of(&self.plan, vm, group_id, epoch, role),
+            attach: attach_of(&self.plan, vm, opened.group_id, epoch, role),
             log: age,
             policy,
             says_unreached,
@@ -366,20 +316,21 @@ impl World {
             port: port.clone(),
             to_owner: ToOwner::Link,
             gate: control.clone(),
-            gives_up: self.vms[vm].switched,
+            gives_up: switched_over,
             fenced: fenced.then(|| "it was said before this start".to_owned()),
-            keeper: Box::new(Keeper(self.vms[vm].state.clone())),
+            keeper: Box::new(state.clone()),
             stats: Arc::default(),
             on_disk,
             left,
         });
         let view = Arc::<OwnerView>::default();
         view.set_hlc_ceiling_ms(hlc_ceiling_ms);
-        let may_serve = !self.vms[vm].switched && !fenced;
+        let may_serve = !switched_over && !fenced;
         let serves_unreached_after = (serves && may_serve).then_some(PATIENCE);
         let mut member = MemberRun::new(
             run,
             channel,
+            state,
             (port.clone(), messages, wake),
             (gate, control.clone(), pending.clone()),
             view.clone(),
@@ -427,7 +378,7 @@ impl World {
                     window_bytes: plan.copy_window_bytes,
                     rate_bytes_per_s: plan.copy_rate_bytes_per_s,
                 },
-                switched_over: self.vms[vm].switched,
+                switched_over: switched_over,
                 serves_unreached_after,
                 several: several.then_some(Several {
                     form: self.plan.groups[plan.group].form,
@@ -443,11 +394,11 @@ impl World {
             let mut driver = SimDriver::new(published(), member.ends.clone(), files.clone());
             driver.writes_unkept = self.plant == Some(Plant::OnTheWay(OnTheWay::WrittenBeforeKept));
             member.owner = Some(Owner::new(parts, driver, clocks));
-        } else if !self.vms[vm].switched {
+        } else if !switched_over {
             member.taking = Taking::All;
         }
         self.vms[vm].run = Some(member);
-        Ok(())
+        Ok(true)
     }
 
     /// The disks as their loop is given them.

@@ -416,6 +416,9 @@ impl World {
     /// The connection, or the attempt to make one, has ended.
     fn link_lost(&mut self, host: usize, error: ConnectionError) -> Checked {
         note!(self, "host {host} loses the backup: {error}");
+        if self.power_has_failed(host) {
+            return Ok(());
+        }
         // This backup says nothing that it must not say.
         if error.is_of_words() || matches!(error, ConnectionError::Member(_)) {
             return fail(Checker::Stream, format!("host {host}: {error}"));

@@ -8,7 +8,6 @@ use crate::faults::Later;
 use crate::gate::{NotedGate, SimGate};
 use crate::guest::{Ask, Known};
 use crate::oracle::Point;
-use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
 use crate::verifying::Looked;
 use crate::world::{Event, Run, World, note};
@@ -28,11 +27,13 @@ use tidelock_daemon::owner::driver::{DiskOp, GuestIo, GuestOp, Taking, Timer};
 use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner};
 use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
+use tidelock_daemon::state::MemberState;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, Form, Mode};
 use tidelock_protocol::record::{Effect, Record};
+use tidelock_storage::memory::Memory;
 use tidelock_uring::EventFd;
 use tokio::sync::oneshot;
 
@@ -63,6 +64,8 @@ pub struct MemberRun {
     pub run: Run,
     /// Its number on the link.
     pub channel: Channel,
+    /// Production's, on its host's disk.
+    pub(crate) state: MemberState<Memory>,
     /// Production's loop; a member without disks has none.
     pub(crate) owner: Option<Owner<SimDriver>>,
     /// The loop's own account.
@@ -249,7 +252,6 @@ impl World {
     ) -> Option<R> {
         let clocks = self.member_clocks(vm);
         let fails = self.local_fails(vm);
-        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
         let now_ns = self.schedule.now_ns();
         let is_faulty = self.faulty;
         let of = &mut self.vms[vm];
@@ -258,7 +260,6 @@ impl World {
         let run = of.run.as_mut()?;
         run.was_sound = run.is_sound();
         run.ends.fails.set(fails);
-        run.view.set_hlc_ceiling_ms(ceiling_ms);
         let owner = run.owner.as_mut()?;
         if now_ns > run.tears_until_ns || !is_faulty {
             owner.driver().tear = None;
@@ -277,12 +278,7 @@ impl World {
             if member.hangs() || member.has_died.is_some() {
                 return Ok(());
             }
-            let Ok(mut message) = member.messages.try_recv() else { break };
-            if let ToOwner::Link(FromLink::Attached { attached, .. }) = &mut message
-                && self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack))
-            {
-                attached.stream.last_hlc = Hlc(0);
-            }
+            let Ok(message) = member.messages.try_recv() else { break };
             match &message {
                 ToOwner::Link(message) => self.hears_link(vm, message)?,
                 ToOwner::Verify { repair, .. } => self.verification_begins(vm, *repair),
@@ -673,9 +669,9 @@ impl World {
         run.ended = true;
         let (is_alone, seq) = (run.owner.is_none(), drained.seq);
         note!(self, "vm {vm} drained at {seq}, whole {}", drained.marks.is_some());
-        if drained.marks.is_some() {
-            let mut state = self.vms[vm].state.lock().expect("one thread");
-            (state.clean, state.served) = (Some((seq, drained.hlc)), false);
+        if let Some(marks) = drained.marks {
+            // A host that loses its power here compares the sites.
+            let _ = run.state.ended_cleanly(seq, drained.hlc, marks);
         }
         if is_alone {
             self.tell_link(vm, ToLink::Detach(None));
@@ -719,6 +715,7 @@ impl MemberRun {
     pub(crate) fn new(
         run: Run,
         channel: Channel,
+        state: MemberState<Memory>,
         (port, messages, wake): (Arc<OwnerPort<ToOwner>>, Receiver<ToOwner>, EventFd),
         (gate, control, pending): (Arc<SimGate>, Arc<NotedGate>, Arc<Pending>),
         view: Arc<OwnerView>,
@@ -726,6 +723,7 @@ impl MemberRun {
         Self {
             run,
             channel,
+            state,
             owner: None,
             view,
             shapes: Vec::new(),

@@ -17,20 +17,14 @@ pub enum Plant {
 /// Bugs of the glue between production's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTheWay {
-    /// A daemon starts its clock anew.
-    HlcGoesBack,
     /// A write is begun on the local disk before the backlog on disk has its record.
     WrittenBeforeKept,
     /// Nobody looks which boot of the host a backlog on disk is of.
     BootIgnored,
-    /// A daemon that starts does not look whether its group was switched over.
-    SwitchForgotten,
-    /// A daemon that starts does not look what the last verification has found.
-    DifferenceForgotten,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 64] = [
+pub const PLANTS: [(&str, Plant); 65] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -71,7 +65,8 @@ pub const PLANTS: [(&str, Plant); 64] = [
     ("no-calm", Plant::Production(Bug::NoCalm)),
     ("only-when-idle", Plant::Production(Bug::OnlyWhenIdle)),
     ("difference-ignored", Plant::Production(Bug::DifferenceIgnored)),
-    ("difference-forgotten", Plant::OnTheWay(OnTheWay::DifferenceForgotten)),
+    ("epoch-not-durable", Plant::Production(Bug::EpochNotDurable)),
+    ("difference-forgotten", Plant::Production(Bug::DifferenceForgotten)),
     ("digest-of-image", Plant::Production(Bug::DigestOfImage)),
     ("copies-starve", Plant::Production(Bug::CopiesStarve)),
     ("admitted-is-back", Plant::Production(Bug::AdmittedIsBack)),
@@ -87,12 +82,12 @@ pub const PLANTS: [(&str, Plant); 64] = [
     ("handing-over-forgotten", Plant::Programs(Planted::HandingOverForgotten)),
     ("strip-before-merge", Plant::Programs(Planted::StripBeforeMerge)),
     ("outsider-merged", Plant::Programs(Planted::OutsiderMerged)),
-    ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),
+    ("hlc-goes-back", Plant::Production(Bug::HlcGoesBack)),
     ("rebuilt-next-to-pending", Plant::Programs(Planted::RebuiltNextToPending)),
     ("wrap-forgotten", Plant::Programs(Planted::WrapForgotten)),
     ("floor-not-awaited", Plant::Production(Bug::FloorNotAwaited)),
     ("given-up-before-shut", Plant::Production(Bug::GivenUpBeforeShut)),
-    ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
+    ("switch-forgotten", Plant::Production(Bug::SwitchForgotten)),
     ("async-before-contact", Plant::Production(Bug::AsyncBeforeContact)),
     ("others-not-awaited", Plant::Production(Bug::OthersNotAwaited)),
 ];

@@ -6,6 +6,7 @@ use crate::failure::{Checked, Checker, check, fail};
 use crate::oracle::Point;
 use crate::world::{World, note};
 use tidelock_daemon::ceiling;
+use tidelock_daemon::link::port::EpochKeeper;
 use tidelock_daemon::sequencer::{Action, Extent, OpId, RECORD_OVERHEAD_BYTES};
 use tidelock_protocol::record::{Effect, Record};
 
@@ -76,7 +77,7 @@ impl World {
         };
         let run = state.run.as_mut().expect("runs");
         state.oracle.admitted(&record)?;
-        let ceiling_ms = state.state.lock().expect("one thread").hlc_ceiling_ms;
+        let ceiling_ms = run.state.greatest().physical_ms();
         let next_run = ceiling::floor_above(ceiling_ms);
         check(record.hlc < next_run, Checker::HlcGrows, || {
             format!(

@@ -17,7 +17,7 @@ use tidelock_daemon::backlog::{self, Expected, Files, Left};
 use tidelock_daemon::link::port::AttachedStream;
 use tidelock_daemon::owner::spilling::{Ends, Opening};
 use tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
+use tidelock_protocol::ids::{Epoch, Incarnation, RunId, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::CopyState;
 
@@ -121,17 +121,14 @@ impl World {
     }
 
     /// The backlog of the run before, if this process can go on with it as soon as the backup confirms it.
-    pub(crate) fn find_left(&mut self, vm: usize) -> Checked<Option<Left>> {
+    pub(crate) fn find_left(&mut self, vm: usize, switched_over: bool) -> Checked<Option<Left>> {
         let must = std::mem::take(&mut self.vms[vm].must_go_on);
         let Some(files) = self.vms[vm].backlog_files.clone() else { return Ok(None) };
-        let (incarnation, epoch, is_clean, fenced) = {
-            let state = self.vms[vm].state.lock().expect("one thread");
-            let stream = state.stream.map_or(Incarnation(0), |stream| stream.number);
-            (stream, state.epoch, state.clean.is_some(), state.fenced)
-        };
-        if self.vms[vm].switched || is_clean || fenced || !self.knows_what_it_heard(vm) {
+        if switched_over || !self.knows_what_it_heard(vm) {
             return Ok(None);
         }
+        let unclean = self.state_file(vm).unclean().expect("readable");
+        let Some((RunId { number: incarnation, .. }, epoch)) = unclean else { return Ok(None) };
         let boot = self.boot_of(self.plan.vms[vm].host);
         let identity = self.backlog_identity(vm);
         let expected = Expected { incarnation, epoch, boot, identity };

@@ -9,7 +9,6 @@
 
 use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
-use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
@@ -17,7 +16,7 @@ use crate::world::{Event, Run, World, note};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tidelock_daemon::handover::Step;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::Link;
@@ -91,11 +90,11 @@ impl World {
     /// Whether a host has switched the group over.
     #[must_use]
     pub fn is_switched(&self, group: usize) -> bool {
-        self.plan.groups[group].members().any(|vm| self.vms[vm].switched)
+        self.plan.groups[group].members().any(|vm| self.vms[vm].standing.over)
     }
 
     fn is_switched_by_all(&self, group: usize) -> bool {
-        self.plan.groups[group].members().all(|vm| self.vms[vm].switched)
+        self.plan.groups[group].members().all(|vm| self.vms[vm].standing.over)
     }
 
     /// Whether its primary site will not go on with it.
@@ -154,7 +153,7 @@ impl World {
     /// A host's operator begins.
     pub(crate) fn switch_host(&mut self, host: usize, group: usize) -> Checked {
         let here = self.members_on(host, group);
-        let is_over = here.iter().any(|vm| self.vms[*vm].switched);
+        let is_over = here.iter().any(|vm| self.vms[*vm].standing.over);
         // While links are narrow and nothing else goes wrong nobody begins, except to follow another host.
         let is_followed = self.is_switched(group);
         let is_late = !self.faulty && self.squeeze.is_some() && !is_followed;
@@ -238,16 +237,29 @@ impl World {
     }
 
     /// No run after this one serves the group. `false`: it cannot be put on record.
-    pub(crate) fn put_on_record(&mut self, host: usize, group: usize) -> Checked<bool> {
+    pub(crate) fn put_on_record(
+        &mut self,
+        host: usize,
+        group: usize,
+        at_unix_ms: u64,
+    ) -> Checked<bool> {
         let here = self.members_on(host, group);
         let fails = here.iter().any(|vm| self.vms[*vm].errors_one_in > 0);
         if fails && self.switch_rng.chance(1, 3) {
             return Ok(false);
         }
+        if self.records(host, group).keep_switched(Epoch(0), at_unix_ms).is_err() {
+            return Ok(false);
+        }
+        self.is_on_record(host, group)?;
+        Ok(true)
+    }
+
+    /// It is on record that a host has switched the group over.
+    fn is_on_record(&mut self, host: usize, group: usize) -> Checked {
         note!(self, "host {host} has it on record that group {group} is switched over");
         self.check_goes_over(host, group)?;
-        for vm in here {
-            self.vms[vm].switched = true;
+        for vm in self.members_on(host, group) {
             self.vms[vm].standing.over = true;
         }
         self.counts.handovers += u64::from(self.hosts_with(group).len() > 1);
@@ -260,15 +272,20 @@ impl World {
             let after = self.switch_rng.range(MS..S);
             self.schedule.after(after, Event::Recover { group });
         }
-        Ok(true)
+        Ok(())
     }
 
     /// What a daemon finds on record when it starts.
-    pub(crate) fn reads_record(&mut self, vm: usize) {
-        if self.plant == Some(Plant::OnTheWay(OnTheWay::SwitchForgotten)) {
-            self.vms[vm].switched = false;
+    pub(crate) fn reads_record(&mut self, host: usize, group: usize, is_over: bool) -> Checked {
+        let here = self.members_on(host, group);
+        if is_over && here.iter().any(|vm| !self.vms[*vm].standing.over) {
+            // The power failed before the daemon knew that the record was durable.
+            self.is_on_record(host, group)?;
         }
-        self.vms[vm].standing.gave_up |= self.vms[vm].standing.over;
+        for vm in here {
+            self.vms[vm].standing.gave_up |= self.vms[vm].standing.over;
+        }
+        Ok(())
     }
 
     // ---- what goes wrong meanwhile

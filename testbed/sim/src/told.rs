@@ -62,8 +62,7 @@ impl World {
         let mut vms = self.plan.groups[group].writers();
         let vm = vms.find(|vm| WriterId(self.plan.vms[*vm].writer) == writer);
         // What an earlier run has asked may be answered late: that says nothing of this one.
-        let is_of_this_run =
-            |vm: &usize| self.vms[*vm].state.lock().expect("one thread").incarnation == incarnation;
+        let is_of_this_run = |vm: &usize| self.vms[*vm].incarnation == incarnation;
         let Some(vm) = vm.filter(is_of_this_run) else { return Ok(()) };
         let oracle = &mut self.vms[vm].oracle;
         if oracle.has_begun()

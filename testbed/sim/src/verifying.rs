@@ -15,7 +15,6 @@ use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::guest::Ask;
 use crate::oracle::Side;
-use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
@@ -118,7 +117,7 @@ impl World {
     fn is_verification_due(&self, vm: usize, plan: &VerifyPlan) -> bool {
         let Some(run) = &self.vms[vm].run else { return false };
         let wall_ms = self.clocks(self.plan.vms[vm].host).wall_ms;
-        let last = self.vms[vm].state.lock().expect("one thread").verified.clone();
+        let last = run.state.verified();
         let since_ms = |at_ms: u64| wall_ms.saturating_sub(at_ms);
         let is_due = last.is_none_or(|last| since_ms(last.ended_unix_ms) >= plan.every_ns / MS);
         let is_rested = self.schedule.now_ns() >= run.verify_rests_until_ns;
@@ -162,7 +161,11 @@ impl World {
                 self.vms[vm].repaired_or_verified[usize::from(looked.repair)] += 1;
                 note!(self, "vm {vm} is verified: {verified:?}");
                 self.check_verified(vm, &looked, &verified)?;
-                self.vms[vm].state.lock().expect("one thread").verified = Some(verified);
+                let run = self.vms[vm].run.as_ref().expect("runs");
+                // A host that loses its power here has said nothing of it.
+                if run.state.keep_verified(verified.clone()).is_ok() {
+                    self.vms[vm].is_told_to_differ = verified.differs();
+                }
                 self.check_standing(vm)
             }
         }
@@ -170,15 +173,8 @@ impl World {
 
     /// Whether the sites are known to differ.
     pub(crate) fn differs(&self, vm: usize) -> bool {
-        let state = self.vms[vm].state.lock().expect("one thread");
-        state.verified.as_ref().is_some_and(Verified::differs)
-    }
-
-    /// What a daemon finds on record when it starts.
-    pub(crate) fn reads_verified(&mut self, vm: usize) {
-        if self.plant == Some(Plant::OnTheWay(OnTheWay::DifferenceForgotten)) {
-            self.vms[vm].state.lock().expect("one thread").verified = None;
-        }
+        let run = self.vms[vm].run.as_ref();
+        run.and_then(|run| run.state.verified()).is_some_and(|verified| verified.differs())
     }
 
     // ---- the checker
@@ -234,7 +230,6 @@ impl World {
             })?;
         }
         self.counts.differing += u64::from(verified.differing_bytes > 0);
-        self.vms[vm].is_told_to_differ = verified.differs();
         Ok(())
     }
 
@@ -242,7 +237,8 @@ impl World {
     fn check_standing(&self, vm: usize) -> Checked {
         let plan = &self.plan.groups[self.plan.vms[vm].group];
         let facts = Facts { differs: plan.writers().any(|vm| self.differs(vm)), ..Facts::GOOD };
-        let is_told = self.vms[vm].is_told_to_differ;
+        // Status is asked of a daemon that runs.
+        let is_told = self.vms[vm].is_told_to_differ && self.vms[vm].run.is_some();
         check(!is_told || judge(facts) == GroupState::Differs, Checker::VerifyTruthful, || {
             format!("vm {vm}: the sites were found to differ, and status is {:?}", judge(facts))
         })

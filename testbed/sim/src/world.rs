@@ -9,7 +9,7 @@ use crate::files::SimFiles;
 use crate::gate::SimGate;
 use crate::guest::{Client, Guest};
 use crate::hearsay::Leaks;
-use crate::host::{Daemon, StateFile};
+use crate::host::Daemon;
 use crate::lan::Lan;
 use crate::narrow::Squeeze;
 use crate::net::{ConnId, Net, Way};
@@ -22,15 +22,16 @@ use crate::scenario::Scenario;
 use crate::schedule::{S, Schedule, US};
 use crate::switching::Standing;
 use crate::trace::Trace;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use tidelock_daemon::owner::Clocks;
 use tidelock_daemon::owner::driver::{DiskOp, Timer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
+use tidelock_protocol::ids::{DiskId, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::tag::Codec;
 use tidelock_replica::group::Now;
+use tidelock_storage::memory::Memory;
 
 /// Adds a line to the trace.
 macro_rules! note {
@@ -133,8 +134,8 @@ pub struct Vm {
     pub guest: Guest,
     /// Who talks with it from outside.
     pub client: Client,
-    /// What the daemon keeps of it between runs.
-    pub state: Arc<Mutex<StateFile>>,
+    /// The number of the last run that was begun.
+    pub incarnation: Incarnation,
     /// What must be true of its disks.
     pub oracle: WriterOracle,
     /// While the daemon runs.
@@ -149,9 +150,7 @@ pub struct Vm {
     pub errors_one_in: u64,
     /// The local disks are so much slower.
     pub slow_factor: u64,
-    /// On record at its host: the group was switched over to the backup site.
-    pub switched: bool,
-    /// The same for the checkers, with what it has said of it.
+    /// For the checkers: what it has said of a switch to the backup site.
     pub(crate) standing: Standing,
     /// Extents of the map in which a guest has written without a record, as long as no comparison has begun.
     pub unrecorded: BTreeSet<(DiskId, u64)>,
@@ -175,7 +174,7 @@ impl Vm {
             must_go_on: false,
             guest: Guest::new(writers),
             client: Client::new(writers),
-            state: Arc::default(),
+            incarnation: Incarnation(0),
             oracle,
             run: None,
             pending: Arc::new(Pending::new()),
@@ -183,7 +182,6 @@ impl Vm {
             programs: None,
             errors_one_in: 0,
             slow_factor: 1,
-            switched: false,
             standing: Standing::default(),
             unrecorded: BTreeSet::new(),
             is_told_to_differ: false,
@@ -207,8 +205,8 @@ pub struct Host {
     pub restarts: bool,
     /// Its configuration is being changed: no daemon is started.
     pub changes: bool,
-    /// What its daemons keep on record: groups that are degraded, and since when by its wall clock.
-    pub degraded: BTreeMap<usize, u64>,
+    /// What its daemons keep between runs.
+    pub state_dir: Memory,
 }
 
 /// Counts, for reports.
@@ -374,7 +372,7 @@ impl World {
                 lost: false,
                 restarts: false,
                 changes: false,
-                degraded: BTreeMap::new(),
+                state_dir: Memory::new(),
             })
             .collect();
         Self {
@@ -493,6 +491,7 @@ impl World {
         };
         self.counts.events += 1;
         self.dispatch(event)?;
+        self.notice_power();
         self.bury();
         self.notice_wakeups();
         self.check_bounds()

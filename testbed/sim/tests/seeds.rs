@@ -153,12 +153,13 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 fn known_seed(name: &str) -> u64 {
     match name {
         "fence-ignored-in-async" => 3,
-        "difference-ignored"
+        "difference-forgotten"
+        | "difference-ignored"
         | "lease-ignored"
         | "outsider-merged"
         | "unbounded-backlog"
         | "view-after-its-time" => 2,
-        "hlc-goes-back" | "no-calm" => 3,
+        "epoch-not-durable" | "no-calm" | "switch-forgotten" => 3,
         "map-older-wins" => 7,
         "old-epoch-accepted" | "one-too-early" | "seeded-is-whole" | "times-alone" => 4,
         "cut-of-each-maximum"
@@ -175,11 +176,11 @@ fn known_seed(name: &str) -> u64 {
         "removed-holds-watermark" => 17,
         "over-before-covered" | "policy-forgotten" | "queue-is-silence" => 18,
         "any-entry-covers" => 19,
-        "async-before-contact" => 22,
+        "async-before-contact" | "hlc-goes-back" => 22,
         "first-entry-only" | "sum-covers" => 34,
         "copies-starve" | "only-when-idle" => 48,
         "admitted-is-back" => 51,
-        "ack-over-gap" | "difference-forgotten" => 58,
+        "ack-over-gap" => 58,
         "rebuilt-next-to-pending" => 84,
         "written-before-kept" => 99,
         "torn-tail-kept" => 161,
@@ -217,6 +218,7 @@ fn every_planted_bug_is_caught() {
             }
             "lease-ignored" => &[Checker::Lease, Checker::Fence],
             "fence-ignored-in-async" => &[Checker::Fence],
+            "epoch-not-durable" => &[Checker::ComesBack],
             "given-up-before-shut" => &[Checker::Fence],
             "switch-forgotten" => &[Checker::Fence, Checker::Switch],
             "others-not-awaited" => &[Checker::Switch],

@@ -8,11 +8,14 @@ use crate::cli::human;
 use crate::clock;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
+use crate::host::records_of;
+use crate::records::Records;
 use anyhow::{Context, bail};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use tidelock_storage::files::Files;
 
 /// Prepares a group. Returns what to print.
 pub(super) fn run(name: &str, options: &Options) -> anyhow::Result<String> {
@@ -52,8 +55,10 @@ pub(super) fn run(name: &str, options: &Options) -> anyhow::Result<String> {
     for (name, path, node) in disks {
         text += &blank_disk(&name, path, node)?;
     }
-    adoption::put_on_record(&adoption::record_path(&config, group), clock::wall_ms())
-        .context("it cannot be put on record that the disks are blank")?;
+    let files = Files::make(config.host.state_dir.clone());
+    let kept = files
+        .and_then(|files| Records::new(files, group.name.as_str()).keep_adopting(clock::wall_ms()));
+    kept.context("it cannot be put on record that the disks are blank")?;
     Ok(text + &format!("Now start tidelockd, and then: tidelock adopt {name}\n"))
 }
 
@@ -72,10 +77,11 @@ fn check_group(config: &Config, group: &Group) -> anyhow::Result<()> {
     if Client::connect(&config.host.control_socket()).is_ok() {
         bail!("tidelockd runs here: stop it first (systemctl stop tidelockd)");
     }
-    if adoption::is_on_record(&adoption::record_path(config, group))? {
+    let records = records_of(config, group);
+    if records.is_adopting() {
         return Ok(());
     }
-    let state = adoption::state_dir(config, group);
+    let state = records.dir();
     let is_empty = match fs::read_dir(&state) {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
