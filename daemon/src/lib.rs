@@ -43,8 +43,12 @@ pub mod overflow;
 pub mod owner;
 #[cfg(feature = "host")]
 mod private_socket;
+#[cfg(feature = "host")]
 pub mod records;
 pub mod sequencer;
+#[cfg(feature = "host")]
+pub mod start;
+#[cfg(feature = "host")]
 pub mod state;
 pub mod stats;
 #[cfg(feature = "host")]

@@ -6,10 +6,13 @@
 
 use crate::ceiling;
 use crate::link::port::EpochKeeper;
+use crate::owner::OwnerView;
+use crate::stats::OwnerStats;
 use crate::verified::Verified;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use tidelock_planted::{Bug, is};
 use tidelock_protocol::hlc::Hlc;
@@ -301,6 +304,14 @@ impl<S: Storage> MemberState<S> {
         let raised_ms = ceiling::raised(self.lock().content.hlc_ceiling_ms, hlc, wall_ms);
         self.change(|content| content.hlc_ceiling_ms = raised_ms)?;
         Ok(raised_ms)
+    }
+
+    /// The same with what an owner loop publishes, which hears what is on record. Returns whether it waits for that.
+    pub fn keep_ceiling(&self, stats: &OwnerStats, view: &OwnerView) -> Result<bool, StateError> {
+        let greatest = Hlc(stats.greatest_hlc.load(Ordering::Relaxed));
+        let wall_ms = stats.wall_ms.load(Ordering::Relaxed);
+        view.set_hlc_ceiling_ms(self.keep_ahead_of(greatest, wall_ms)?);
+        Ok(stats.waits_for_ceiling.load(Ordering::Relaxed))
     }
 
     /// A verification has ended.

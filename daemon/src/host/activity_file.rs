@@ -4,29 +4,8 @@ use crate::activity::place::LogPlace;
 use crate::activity::{Found, Geometry, Identity, Unusable, geometry};
 use crate::config::ActivitySettings;
 use crate::driver::LogFile;
-use std::io;
-use std::path::PathBuf;
 use tidelock_storage::files::Files;
 use tidelock_uring::{FileError, LocalFile, OpenRequest};
-
-/// Why the log cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// The file cannot be written.
-    #[error(
-        "cannot keep the activity log in {path}: {source}; make room or mend the disk, or set \
-         `enabled = false` in [group.activity_log] (then all is compared after a crash)"
-    )]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The file cannot be opened.
-    #[error(transparent)]
-    Open(#[from] FileError),
-}
 
 /// The geometry of a new log, if one is kept.
 pub(super) fn geometry_of(settings: Option<ActivitySettings>) -> Option<Geometry> {
@@ -50,7 +29,7 @@ pub(super) fn found(place: &LogPlace<Files>, identity: &Identity) -> Result<Foun
 }
 
 /// Opens the file of a log that is on.
-pub(super) fn open(place: LogPlace<Files>) -> Result<LogFile, LogError> {
+pub(super) fn open(place: LogPlace<Files>) -> Result<LogFile, FileError> {
     let file = LocalFile::open(&place.path(), &OpenRequest::default())?;
     Ok(LogFile { file, place })
 }

@@ -2,6 +2,7 @@
 
 use super::{Host, HostError};
 use crate::owner::{Drained, ToOwner};
+use crate::start::StartError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ impl Host {
                 Ok(Ok(Drained { seq, hlc, marks })) => {
                     let whole = marks.is_some();
                     if let Some(marks) = marks {
-                        writer.state.ended_cleanly(seq, hlc, marks)?;
+                        writer.state.ended_cleanly(seq, hlc, marks).map_err(StartError::from)?;
                     }
                     tracing::info!(member = name, %seq, clean = whole, "drained");
                 }

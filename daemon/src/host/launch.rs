@@ -1,29 +1,26 @@
-//! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
+//! The driver of a member's start ([`crate::start`]): its disks, sockets and files, its thread, and its end of the link.
 
-use super::activity_file::{self, LogError, geometry_of};
-use super::backlog_files::{OpenBacklog, OpenEnds, backlog_limit_bytes};
-use super::changed::{changed_since, lasting};
-
+use super::activity_file::{self, geometry_of};
+use super::backlog_files::{backlog_limit_bytes, backlog_of, segments, warn_of_little_room};
+use super::changed::written;
 use super::verifying::Verifications;
-use super::{Follower, HostError, MemberState, Writer, report, spawn, with_sources};
+use super::{Follower, HostError, Writer, report, spawn, with_sources};
 use crate::activity::place::LogPlace;
-use crate::activity::{Identity, LastEnd};
 use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
 use crate::driver::{self, DiskSetup};
-use crate::heartbeat::Pulse;
+use crate::group::GroupLoop;
 use crate::held_gate::PendingEntry;
 use crate::link::GateControl;
-use crate::link::member::{Member as LinkMember, MemberParts};
+use crate::link::member::Member as LinkMember;
 use crate::link::port::{OwnerPort, ToLink};
-use crate::owner::{self, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
+use crate::owner::ToOwner;
 use crate::private_socket;
 use crate::records::Records;
-use crate::sequencer::Settings;
-use crate::state::{Opened, StateError, StateFile};
-use crate::stats::{LinkStats, OwnerStats};
+use crate::start::{self, Begun, GroupStart, LogStart, MemberStart, StartError, WriterStart};
+use crate::state::StateFile;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -31,11 +28,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, Incarnation};
+use tidelock_protocol::ids::{Channel, WriterId};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{
-    Attach, DiskSpec, Form, LastRun, LogAge, Policy, Role, Tagging, Writing,
-};
+use tidelock_protocol::message::{DiskSpec, Form};
 use tidelock_storage::files::Files;
 use tidelock_uring::{BufPool, EventFd, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{Notify, mpsc, watch};
@@ -47,208 +42,159 @@ const SOCKET_RETRY_EVERY: Duration = Duration::from_millis(10);
 /// Unused memory of a member that is kept for the next requests.
 const POOL_RETAIN_BYTES: usize = 64 << 20;
 
-/// What one writer is started with.
+/// What one member is started with.
 pub(super) struct Launch<'a> {
     pub(super) config: &'a Config,
     pub(super) group: &'a Group,
     pub(super) member: &'a Member,
     pub(super) channel: Channel,
     pub(super) gate: Arc<dyn GateControl>,
-    pub(super) pending: PendingEntry,
     pub(super) link: mpsc::UnboundedSender<(Channel, ToLink)>,
     pub(super) ceiling_wanted: Arc<Notify>,
     pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
-    pub(super) found: Found,
-    /// The guest's disks are elsewhere still.
-    pub(super) awaits_adoption: bool,
+    pub(super) found: &'a GroupStart,
 }
 
-/// The record of a group that the runs before have left.
-#[derive(Clone)]
-pub(super) struct Found {
-    /// One has handed the group to the backup site.
-    pub(super) switched_over: bool,
-    /// The text of [`fence_of`].
-    pub(super) fenced: Option<String>,
-    /// The policy as the backup hears it first.
-    pub(super) policy: Policy,
+/// A group as its configuration has it, and the runs before have left it.
+pub(super) fn group_start(
+    config: &Config,
+    group: &Group,
+    state: &GroupLoop,
+    awaits_adoption: bool,
+) -> Result<GroupStart, HostError> {
+    let members = group.members.iter().map(|member| state_file(config, group, member));
+    let fenced = start::fence_of(group.name.as_str(), members).map_err(StartError::from)?;
+    Ok(GroupStart {
+        name: group.name.to_string(),
+        writers: group.writers(),
+        mode: group.mode,
+        lease_ms: group.lease.as_millis() as u64,
+        grace_ms: group.grace.as_millis() as u64,
+        form: group.form,
+        peers: is_one_of_several(group).then(|| group.peers()),
+        idle_interval: group.idle_interval,
+        max_clock_lead: group.max_clock_lead,
+        serves_unreached: group.before_first_contact.serves(),
+        awaits_adoption,
+        switched_over: state.view().switched_at_unix_ms.is_some(),
+        fenced,
+        policy: state.policy(),
+    })
 }
 
 impl Launch<'_> {
-    pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
-        let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, .. } =
-            self;
-        let Launch { failed, found, awaits_adoption, .. } = self;
-        let Found { switched_over, fenced, policy } = found;
+    fn member(&self, port: Arc<OwnerPort<ToOwner>>) -> Result<MemberStart<Files>, HostError> {
+        let machine = match &self.member.machine {
+            Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
+            None => None,
+        };
+        Ok(MemberStart {
+            name: self.member.name.to_string(),
+            channel: self.channel,
+            machine,
+            state: state_file(self.config, self.group, self.member),
+            gate: self.gate.clone(),
+            port,
+            wall_ms: clock::wall_ms(),
+        })
+    }
+
+    /// A member without disks. There is no owner loop behind it: what is sent there goes nowhere.
+    pub(super) fn follower(self) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
+        let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
+        let (state, link_member, link_stats) =
+            start::follower(self.found, self.member(Arc::new(port))?)?;
+        Ok((Follower { link_stats, state }, link_member))
+    }
+
+    pub(super) fn writer(
+        self,
+        writer: WriterId,
+        pending: PendingEntry,
+    ) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
+        let (config, group, member) = (self.config, self.group, self.member);
         let name = member.name.to_string();
-        let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let log_identity = identity(group, member, &disks);
-        let marks: Vec<String> = disks.iter().map(DiskSetup::mark_when_opened).collect();
-        let backlog = OpenBacklog::of(config, group, member, identity(group, member, &disks));
-        let (state, opened) = open_state(config, group, member)?;
-        state.found_disks(marks.iter().map(|mark| lasting(mark)).collect());
+        let setups = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
+        let disks: Vec<_> =
+            setups.iter().map(|disk| (disk.spec.clone(), disk.file.clone())).collect();
+        let removed = member.removed_disks.iter();
+        let removed_disks: Vec<_> =
+            removed.map(|disk| DiskSpec::removed(disk.id, disk.name.to_string())).collect();
+        let backlog = backlog_of(config, group, member)?;
+        let backlog_directory = backlog.as_ref().map(|backlog| backlog.files.path().to_owned());
         let place = LogPlace::new(state_dir(config), group.name.as_str(), &name);
-        let mut evidence = backlog.as_ref().map_or(Vec::new(), OpenBacklog::segments);
+        let mut evidence = backlog.as_ref().map_or(Vec::new(), segments);
         evidence.push(place.path());
         let paths = member.disks.iter().map(|disk| disk.path.value.as_path());
-        let changed = changed_since(&opened, &marks, &evidence, paths);
-        let left = match &backlog {
-            _ if changed.is_some() => None,
-            // What the guest has heard must be known: the next records depend on it.
-            Some(backlog)
-                if !switched_over && fenced.is_none() && gate.awaits_floor().is_none() =>
-            {
-                backlog.find_left(&state_file(config, group, member))?
-            }
-            _ => None,
-        };
-        if let Some(why) = &changed {
-            tracing::warn!(
-                member = name,
-                why,
-                "all of the disks are compared, and the replica becomes what they are now"
-            );
-            state.forget_run()?;
-        }
-        let (found, last_end) =
-            (activity_file::found(&place, &log_identity), last_end(&opened, changed.is_some()));
-        let geometry = geometry_of(group.activity_log);
-        let mut activity = place
-            .open(found, geometry, &log_identity, opened.run.number, last_end)
-            .map_err(|source| LogError::Io { path: place.path(), source })?;
-        let log_file = geometry.map(|_| activity_file::open(place)).transpose()?;
-        state.found_log_of(activity.confirmed());
-        let age = activity.is_believed().then(|| activity.age());
-        let last_run = last_run(&opened, changed.is_some(), age);
-        if let Some(why) = changed.clone() {
-            activity.must_not_be_believed(why);
-        }
-        let log_age = activity.age();
-        let (backlog, on_disk, left_on_disk, left) = match backlog {
-            None => (None, None, None, None),
-            Some(backlog) => {
-                let OpenEnds { owners, links, goes_on, left } = backlog.open(&opened, left)?;
-                (Some(owners), Some(links), goes_on, left)
-            }
-        };
-        if left_on_disk.is_some() {
-            // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
-            gate.hold_for_resync(true);
-        }
-        if is_one_of_several(group) && group.form == Form::Hlc {
-            wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
-        }
-        let writer = group.writer_id(&member.name.value).expect("a writer");
-        let role = Role::Writer(Writing {
-            writer,
-            disks: with_removed(member, &disks),
-            incarnation: opened.run.number,
-            nonce: opened.run.nonce,
-            before: opened.before.filter(|_| changed.is_none()),
-            marks: match &opened.clean {
-                // They are not as they were any more, and what was written is in the activity log.
-                Some(clean) if clean.served => clean.marks.clone(),
-                _ => marks,
-            },
-            last_run,
-            mode: group.mode,
-        });
-        let attach = attach_of(group, member, &opened, role)?;
+        let identity = start::identity(self.found, &name, &disks, &removed_disks);
         let wake = EventFd::new().map_err(HostError::Thread)?;
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
-        let (owner_stats, link_stats) = (Arc::<OwnerStats>::default(), Arc::<LinkStats>::default());
-        let lock_align_bytes =
-            disks.iter().map(|d| u64::from(d.file.alignment().offset_bytes)).max().unwrap_or(1);
-        let disk_sizes_bytes = disks.iter().map(|d| d.spec.size_bytes).collect();
-        let view = Arc::<OwnerView>::default();
-        view.set_hlc_ceiling_ms(opened.hlc_ceiling_ms);
-        let pulse = Arc::<Pulse>::default();
-        let owner = OwnerParts {
-            member: name.clone(),
-            settings: Settings {
-                writer,
-                mode: group.mode,
-                backlog_limit_bytes: backlog_limit_bytes(group),
-                lock_align_bytes,
+        let disk_sizes_bytes = disks.iter().map(|(spec, _)| spec.size_bytes).collect();
+        let limit_bytes = backlog_limit_bytes(group);
+        let aligned = setups.iter().map(|disk| u64::from(disk.file.alignment().offset_bytes));
+        let with = WriterStart {
+            writer,
+            disks,
+            removed_disks,
+            marks: setups.iter().map(DiskSetup::mark_when_opened).collect(),
+            written: written(&evidence, paths),
+            log: LogStart {
+                geometry: geometry_of(group.activity_log),
+                found: activity_file::found(&place, &identity),
+                place: place.clone(),
             },
-            disks: disks.iter().map(|disk| (disk.spec.clone(), disk.file.clone())).collect(),
-            port: port.clone(),
-            pool: BufPool::new(POOL_RETAIN_BYTES),
-            pending: Arc::new(pending) as Arc<dyn PublishPending>,
-            gate: gate.clone(),
-            stats: owner_stats.clone(),
-            view: view.clone(),
-            pulse: pulse.clone(),
+            backlog,
+            backlog_limit_bytes: limit_bytes,
+            lock_align_bytes: aligned.max().unwrap_or(1),
             copy_bounds: Bounds {
                 window_bytes: group.copy.window.bytes,
                 rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
             },
-            switched_over,
-            serves_unreached_after: serves_unreached_after(group, awaits_adoption)
-                .filter(|_| fenced.is_none()),
-            several: is_one_of_several(group)
-                .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
-            hlc_floor: opened.hlc_floor,
-            max_clock_lead: group.max_clock_lead,
-            activity,
-            has_log_file: log_file.is_some(),
-            backlog,
-            left: left_on_disk,
+            pool: BufPool::new(POOL_RETAIN_BYTES),
+            pending: Arc::new(pending),
         };
-        let parts =
-            driver::Parts { owner, disks, log_file, messages, wake, link, channel, ceiling_wanted };
+        let begun = start::writer(self.found, self.member(port.clone())?, with)?;
+        let Begun { owner, link: link_member, state, link_stats, opened, .. } = begun;
+        let log_file = owner.has_log_file.then(|| activity_file::open(place)).transpose()?;
+        if let Some(directory) = backlog_directory {
+            warn_of_little_room(&directory, limit_bytes);
+        }
+        if is_one_of_several(group) && group.form == Form::Hlc {
+            wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
+        }
+        let (owner_stats, view, pulse) =
+            (owner.stats.clone(), owner.view.clone(), owner.pulse.clone());
+        let Self { link, channel, ceiling_wanted, failed, .. } = self;
+        let parts = driver::Parts {
+            owner,
+            disks: setups,
+            log_file,
+            messages,
+            wake,
+            link,
+            channel,
+            ceiling_wanted,
+        };
         let thread = spawn(&format!("owner {name}"), move || {
             if let Err(error) = driver::run(parts) {
                 let error = with_sources(&error);
                 report(&failed, HostError::Loop(format!("the loop of {name} ended: {error}")));
             }
         })?;
-        let mut link_member = LinkMember::new(MemberParts {
-            policy,
-            says_unreached: (group.before_first_contact.serves() || opened.serves_unreached_kept)
-                .then_some(group.before_first_contact.serves()),
-            attach,
-            log: log_age,
-            channel,
-            port: port.clone(),
-            to_owner: ToOwner::Link,
-            gate,
-            gives_up: switched_over,
-            fenced,
-            keeper: Box::new(state.clone()),
-            stats: link_stats.clone(),
-            on_disk,
-            left,
-        });
-        if awaits_adoption {
-            link_member.await_adoption();
-        }
-        let sockets = member.disks.iter().map(|d| d.socket.value.clone()).collect();
-        let thread = Some(thread);
         let writer = Writer {
             port,
-            thread,
+            thread: Some(thread),
             owner_stats,
             view,
             pulse,
             link_stats,
             state,
-            sockets,
+            sockets: member.disks.iter().map(|d| d.socket.value.clone()).collect(),
             verifications: Verifications::default(),
             disk_sizes_bytes,
         };
         Ok((writer, link_member))
-    }
-}
-
-/// After how long guests are served without the backup, if they are.
-fn serves_unreached_after(group: &Group, awaits_adoption: bool) -> Option<Duration> {
-    match (group.before_first_contact.serves(), awaits_adoption) {
-        // It is not looked for, and clients of the guest are answered elsewhere at this moment.
-        (_, true) => Some(Duration::ZERO),
-        (true, false) => Some(owner::PATIENCE),
-        (false, false) => None,
     }
 }
 
@@ -273,141 +219,6 @@ fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
 /// True if a group has several members, or ever had.
 pub(super) fn is_one_of_several(group: &Group) -> bool {
     group.roster.len() > 1
-}
-
-/// The attachment of a member as at the start of this run.
-fn attach_of(
-    group: &Group,
-    member: &Member,
-    opened: &Opened,
-    role: Role,
-) -> Result<Attach, HostError> {
-    let machine = match &member.machine {
-        Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
-        None => None,
-    };
-    Ok(Attach {
-        group: group.name.to_string(),
-        group_id: opened.group_id,
-        member: member.name.to_string(),
-        writers: group.writers(),
-        epoch: opened.epoch,
-        lease_ms: group.lease.as_millis() as u64,
-        grace_ms: group.grace.as_millis() as u64,
-        machine,
-        tagging: is_one_of_several(group)
-            .then(|| Tagging { form: group.form, peers: group.peers() }),
-        role,
-    })
-}
-
-/// A member without disks: its host hears of C for it, and gets a lease.
-pub(super) fn follow(
-    config: &Config,
-    group: &Group,
-    member: &Member,
-    channel: Channel,
-    gate: Arc<dyn GateControl>,
-    found: Found,
-) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
-    let Found { switched_over, fenced, policy } = found;
-    let (state, opened) = open_state(config, group, member)?;
-    let attach = attach_of(group, member, &opened, Role::Follower)?;
-    // There is no owner loop behind it: what is sent there goes nowhere.
-    let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
-    let link_stats = Arc::<LinkStats>::default();
-    let link_member = LinkMember::new(MemberParts {
-        policy,
-        // Its rules may have been removed since: the backup hears that they are back.
-        says_unreached: opened.serves_unreached_kept.then_some(false),
-        attach,
-        log: LogAge::default(),
-        channel,
-        port: Arc::new(port),
-        to_owner: ToOwner::Link,
-        gate,
-        gives_up: switched_over,
-        fenced,
-        keeper: Box::new(state.clone()),
-        stats: link_stats.clone(),
-        on_disk: None,
-        left: None,
-    });
-    Ok((Follower { link_stats, state }, link_member))
-}
-
-/// Why the group is fenced, if the backup has told that to any of its members here. It holds for all of them, and until an
-/// operator says otherwise: the backup's data may be older by now than what it said.
-pub(super) fn fence_of(config: &Config, group: &Group) -> Result<Option<String>, StateError> {
-    for member in &group.members {
-        if let Some(fence) = state_file(config, group, member).fence()? {
-            let name = group.name.as_str();
-            tracing::error!(
-                group = name, epoch = %fence.epoch, reason = fence.reason,
-                "the group stays fenced: the backup had said so before this start"
-            );
-            return Ok(Some(format!(
-                "{} (The backup said so before this start, and is not asked again. Only if an operator knows that nobody \
-                 else serves the group: stop tidelockd, `tidelock unfence {name}`, start it.)",
-                fence.reason
-            )));
-        }
-    }
-    Ok(None)
-}
-
-fn open_state(
-    config: &Config,
-    group: &Group,
-    member: &Member,
-) -> Result<(MemberState, Opened), StateError> {
-    state_file(config, group, member).open(clock::wall_ms() * 1000)
-}
-
-/// The last run's end, for opening the activity log.
-fn last_end(opened: &Opened, has_changed: bool) -> LastEnd {
-    match (&opened.clean, opened.before) {
-        _ if has_changed => LastEnd::UNKNOWN,
-        (Some(clean), Some(before)) if !clean.served => {
-            LastEnd::Clean { incarnation: before.number, epoch: opened.epoch, seq: clean.seq }
-        }
-        _ => {
-            let mut runs = [Incarnation(0); 2];
-            runs.iter_mut().zip(&opened.log_runs).for_each(|(run, of)| *run = *of);
-            LastEnd::Unclean { runs }
-        }
-    }
-}
-
-/// The last run's end, for the attachment to the backup.
-fn last_run(opened: &Opened, has_changed: bool, log: Option<LogAge>) -> LastRun {
-    match (&opened.clean, log) {
-        _ if has_changed => LastRun::Unknown,
-        (Some(clean), _) => LastRun::Clean { seq: clean.seq, served: clean.served },
-        (None, Some(log)) => LastRun::Unclean { log },
-        (None, None) => LastRun::Unknown,
-    }
-}
-
-/// Whose disks these are.
-fn identity(group: &Group, member: &Member, disks: &[DiskSetup]) -> Identity {
-    Identity {
-        group: group.name.to_string(),
-        member: member.name.to_string(),
-        disks: with_removed(member, disks)
-            .into_iter()
-            .map(|disk| (disk.id, disk.name, disk.size_bytes))
-            .collect(),
-    }
-}
-
-/// By number: also those that the group has no more.
-fn with_removed(member: &Member, disks: &[DiskSetup]) -> Vec<DiskSpec> {
-    let removed = member.removed_disks.iter();
-    let removed = removed.map(|disk| DiskSpec::removed(disk.id, disk.name.to_string()));
-    let mut all: Vec<_> = disks.iter().map(|disk| disk.spec.clone()).chain(removed).collect();
-    all.sort_by_key(|disk| disk.id);
-    all
 }
 
 fn state_dir(config: &Config) -> Files {

@@ -41,11 +41,12 @@ use crate::link::port::{OwnerPort, ToLink};
 use crate::link::{GateControl, LinkState};
 use crate::owner::{OwnerView, ToOwner};
 use crate::records::Records;
+use crate::start::StartError;
 use crate::state::{self, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
 use gating::Unread;
-use launch::{Found, Launch, follow};
+use launch::{Launch, group_start};
 pub(crate) use launch::{records_of, state_file};
 use std::io;
 use std::path::PathBuf;
@@ -89,15 +90,14 @@ pub enum HostError {
         /// Why.
         source: io::Error,
     },
-    /// A member's state.
+    /// What the runs before have left of a member.
     #[error(transparent)]
-    State(#[from] StateError),
-    /// A member's activity log.
-    #[error(transparent)]
-    Log(#[from] activity_file::LogError),
-    /// The backlog on disk.
-    #[error(transparent)]
-    Backlog(#[from] backlog_files::BeginError),
+    Start(#[from] StartError),
+    /// Which boot of the host this is.
+    #[error(
+        "it cannot be known which boot of the host this is: /proc/sys/kernel/random/boot_id: {0}"
+    )]
+    Boot(io::Error),
     /// The gate.
     #[error(transparent)]
     Gate(#[from] GateError),
@@ -140,7 +140,7 @@ impl HostError {
     pub fn needs_correction(&self) -> bool {
         matches!(
             self,
-            Self::State(StateError::Content { .. } | StateError::Format { .. })
+            Self::Start(StartError::State(StateError::Content { .. } | StateError::Format { .. }))
                 | Self::AdoptsAPart { .. }
         )
     }
@@ -229,7 +229,8 @@ impl Host {
         descriptors::check(&config);
         let state_dir = &config.host.state_dir;
         Files::make(state_dir.clone())
-            .map_err(|source| StateError::Io { path: state_dir.clone(), source })?;
+            .map_err(|source| StateError::Io { path: state_dir.clone(), source })
+            .map_err(StartError::from)?;
         let (failed, failure) = watch::channel(None);
         let unread = Unread::of(&config);
         let gate = gating::start(&config, &unread)?;
@@ -241,10 +242,8 @@ impl Host {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
             let records = records_of(&config, group);
             let state = group_driver::open(group, &records);
-            let switched_over = state.view().switched_at_unix_ms.is_some();
             let adopting = adopting::Adopting::open(group, &records)?;
-            let fenced = launch::fence_of(&config, group)?;
-            let found = Found { switched_over, fenced, policy: state.policy() };
+            let found = group_start(&config, group, &state, adopting.waits())?;
             let mut members = Vec::new();
             for member in &group.members {
                 let channel = Channel(link_members.len() as u16 + 1);
@@ -257,40 +256,29 @@ impl Host {
                     floor: Mutex::default(),
                 });
                 let control_of_member = control.clone();
-                if switched_over {
-                    control.fence();
-                }
-                let mut follower = None;
-                let writer = match id {
+                let launch = Launch {
+                    config: &config,
+                    group,
+                    member,
+                    channel,
+                    gate: control,
+                    link: to_link.clone(),
+                    ceiling_wanted: ceiling_wanted.clone(),
+                    failed: failed.clone(),
+                    found: &found,
+                };
+                let (writer, follower, link_member) = match id {
                     None => {
-                        let (stats, mut link_member) =
-                            follow(&config, group, member, channel, control, found.clone())?;
-                        if adopting.waits() {
-                            link_member.await_adoption();
-                        }
-                        link_members.push(link_member);
-                        follower = Some(stats);
-                        None
+                        let (follower, link_member) = launch.follower()?;
+                        (None, Some(follower), link_member)
                     }
-                    Some(_) => {
-                        let launch = Launch {
-                            config: &config,
-                            group,
-                            member,
-                            channel,
-                            gate: control,
-                            pending: unread.entry(group, member),
-                            link: to_link.clone(),
-                            ceiling_wanted: ceiling_wanted.clone(),
-                            failed: failed.clone(),
-                            found: found.clone(),
-                            awaits_adoption: adopting.waits(),
-                        };
-                        let (writer, link_member) = launch.writer()?;
-                        link_members.push(link_member);
-                        Some(writer)
+                    Some(id) => {
+                        let (writer, link_member) =
+                            launch.writer(id, unread.entry(group, member))?;
+                        (Some(writer), None, link_member)
                     }
                 };
+                link_members.push(link_member);
                 members.push(HostMember {
                     config: member.clone(),
                     channel,

@@ -5,11 +5,9 @@ use crate::ceiling;
 use crate::config::{self, Security};
 use crate::link::port::ToLink;
 use crate::state::StateError;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::Gate;
-use tidelock_protocol::hlc::Hlc;
 
 /// How often ceilings are looked at if no owner waits for one.
 const LOOK_EVERY: Duration = Duration::from_millis(ceiling::LOOK_EVERY_MS);
@@ -38,15 +36,9 @@ impl Host {
         loop {
             let had_failed = failed.take().is_some();
             for (_, writer) in self.writers() {
-                let greatest = Hlc(writer.owner_stats.greatest_hlc.load(Ordering::Relaxed));
-                let wall_ms = writer.owner_stats.wall_ms.load(Ordering::Relaxed);
-                match writer.state.keep_ahead_of(greatest, wall_ms) {
-                    Ok(ceiling_ms) => {
-                        writer.view.set_hlc_ceiling_ms(ceiling_ms);
-                        if writer.owner_stats.waits_for_ceiling.load(Ordering::Relaxed) {
-                            writer.port.wake();
-                        }
-                    }
+                match writer.state.keep_ceiling(&writer.owner_stats, &writer.view) {
+                    Ok(true) => writer.port.wake(),
+                    Ok(false) => {}
                     Err(error) => failed = Some(error),
                 }
             }

@@ -27,6 +27,8 @@ pub enum Bug {
     ActivityUnflushed,
 
     // Backlog on disk.
+    /// Breaks rule 9: a start does not look which boot of the host a backlog is of.
+    BootIgnored,
     /// Breaks rule 9: the writes that may not have ended are done again from the last record to the first.
     RedoneBackwards,
     /// Breaks rule 8: the torn end of the backlog that a killed daemon has left is not cut off.

@@ -65,14 +65,8 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
 
 impl Beating {
     /// Of a run that begins.
-    pub(crate) fn new(settings: HeartbeatSettings) -> Self {
-        Self {
-            settings,
-            watch: Watch::new(settings),
-            pulse: Arc::default(),
-            hangs: false,
-            seen: None,
-        }
+    pub(crate) fn new(settings: HeartbeatSettings, pulse: Arc<Pulse>) -> Self {
+        Self { settings, watch: Watch::new(settings), pulse, hangs: false, seen: None }
     }
 
     fn alarm_after_ns(&self) -> u64 {

@@ -9,8 +9,8 @@ use crate::owner::Submitted;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
-use crate::world::{World, note};
-use tidelock_daemon::link::port::AttachedStream;
+use crate::world::{Run, World, note};
+use tidelock_daemon::link::port::{AttachedStream, ToLink};
 use tidelock_daemon::owner::PATIENCE;
 use tidelock_daemon::sequencer::{Extent, OpId};
 use tidelock_protocol::ids::Seq;
@@ -36,6 +36,39 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
 }
 
 impl World {
+    /// Groups of several whose guests are served without the backup are adopted: their disks have just been brought here.
+    pub(crate) fn begin_adoptions(&mut self) {
+        for (group, of) in self.plan.groups.iter().enumerate() {
+            if let (true, Some(vm)) =
+                (of.serves_unreached && of.may_have_several(), of.members().next())
+            {
+                let host = self.plan.vms[vm].host;
+                self.records(host, group).keep_adopting(1).expect("in memory");
+            }
+        }
+    }
+
+    /// A daemon has started with groups that wait to be adopted.
+    pub(crate) fn begin_to_adopt(&mut self, host: usize, run: Run) {
+        for group in 0..self.plan.groups.len() {
+            if self.records(host, group).is_adopting() {
+                let after = self.rng.range(0..3_000 * MS);
+                self.later(Later::Adopted { host, group, run }, after);
+            }
+        }
+    }
+
+    /// The operator says that the disks are here (production: `daemon/src/host/adopting.rs`).
+    pub(crate) fn adopted(&mut self, host: usize, group: usize, run: Run) {
+        let runs = self.hosts[host].daemon.as_ref().is_some_and(|daemon| daemon.run == run);
+        if !runs || self.records(host, group).forget_adopting().is_err() {
+            return;
+        }
+        for vm in self.members_on(host, group) {
+            self.tell_link(vm, ToLink::Adopted);
+        }
+    }
+
     /// A daemon has started: often the backup is not reached for longer than guests wait for it.
     pub(crate) fn cut_off_start(&mut self, host: usize) {
         if !self.plan.cut_off_starts || !self.faulty || !self.rng.chance(1, 2) {

@@ -113,7 +113,8 @@ impl DiskFile for SimFile {
     }
 
     fn mark(&self) -> io::Result<String> {
-        Ok(format!("bytes={}", self.shape.borrow().size_bytes))
+        let size_bytes = self.shape.borrow().size_bytes;
+        Ok(format!("image inode={} bytes={size_bytes}", self.disk.0))
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -24,6 +24,8 @@ pub enum Later {
     GuestBoots { vm: usize },
     /// A host has power again.
     PowerOn { host: usize },
+    /// The disks of a group's guests are here.
+    Adopted { host: usize, group: usize, run: Run },
     /// The power of a host fails at the latest now.
     PowerFails { host: usize, boots: u64 },
     /// The backup's power fails now.
@@ -216,9 +218,6 @@ impl World {
             for disk in &mut self.vms[vm].disks {
                 disk.power_loss(&mut self.rng);
             }
-            if let Some(file) = &mut self.vms[vm].log_file {
-                file.power_loss(&mut self.rng);
-            }
             self.backlog_loses_power(vm);
         }
     }
@@ -295,6 +294,7 @@ impl World {
     pub fn later_event(&mut self, later: Later) -> Checked {
         note!(self, "{later:?}");
         match later {
+            Later::Adopted { host, group, run } => self.adopted(host, group, run),
             Later::PowerFails { host, boots } => {
                 if self.faulty && self.hosts[host].boots == boots {
                     self.power_off(host);

@@ -2,41 +2,40 @@
 
 use crate::around::HostGroup;
 use crate::beating::Beating;
-use crate::disk::SECTOR_BYTES;
-use crate::driver::{Published, Shape, SimDriver, SimFile};
-use crate::failure::Checked;
+use crate::disk::{LocalDisk, SECTOR_BYTES};
+use crate::driver::{Ends, Published, Shape, SimDriver, SimFile};
+use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
 use crate::gate::{NotedGate, SimGate};
-use crate::link::{LinkDriver, NewMembers, attach_of, disks_of};
+use crate::link::{LinkDriver, NewMembers};
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
+use crate::scenario::DiskPlan;
 use crate::schedule::MS;
 use crate::spilling::left_unacked;
 use crate::world::{Event, Host, Kernel, Run, World, note};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tidelock_daemon::activity::LastEnd;
-use tidelock_daemon::backlog::Left;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
+use tidelock_daemon::group::GroupLoop;
 use tidelock_daemon::held_gate::PendingEntry;
-use tidelock_daemon::link::GateControl;
-use tidelock_daemon::link::member::MemberParts;
 use tidelock_daemon::link::port::OwnerPort;
-use tidelock_daemon::owner::PATIENCE;
-use tidelock_daemon::owner::driver::Taking;
-use tidelock_daemon::owner::spilling::Ends;
-use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner, OwnerParts, OwnerView, Several, ToOwner};
+use tidelock_daemon::owner::driver::{DiskFile, Taking};
+use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner};
 use tidelock_daemon::records::Records;
-use tidelock_daemon::sequencer::Settings;
-use tidelock_daemon::state::{CleanMark, Opened, StateFile};
+use tidelock_daemon::start::{
+    self, BacklogStart, Begun, GroupStart, LogStart, MemberStart, StartError, WriterStart, Written,
+};
+use tidelock_daemon::state::StateFile;
 use tidelock_netfilter::gate::Pending;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Seq};
-use tidelock_protocol::message::{DiskSpec, Form, LastRun, Policy, Role, Writing};
+use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
+use tidelock_protocol::message::{DiskSpec, Form};
+use tidelock_protocol::record::Record;
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_uring::{BufPool, EventFd};
 
@@ -119,16 +118,26 @@ impl World {
         self.counts.daemon_runs += 1;
         let (vms, clocks) = (self.vms_of(host), self.clocks(host));
         let groups = self.groups_of(host, &vms);
-        let mut new = NewMembers::default();
+        let (mut new, mut starts) = (NewMembers::default(), BTreeMap::new());
         let gates = self.start_gates(&vms, clocks);
         for (nth, vm) in vms.iter().copied().enumerate() {
             let group = self.plan.vms[vm].group;
             let gate = gates[&group].clone();
             let channel = Channel(nth as u16 + 1);
-            let policy = groups[&group].group.policy();
-            let is_over = groups[&group].group.view().switched_at_unix_ms.is_some();
-            self.reads_record(host, group, is_over)?;
-            if !self.start_member(vm, run, channel, gate, policy, is_over, &mut new)? {
+            if !starts.contains_key(&group) {
+                let start = self.group_start(host, group, &groups[&group].group);
+                self.reads_record(host, group, start.switched_over)?;
+                starts.insert(group, start);
+            }
+            if !self.start_member(vm, run, channel, gate, &starts[&group], &mut new)? {
+                // The power has failed in the middle of it.
+                for run in vms
+                    .iter()
+                    .filter_map(|vm| Some((*vm, self.vms[*vm].run.take()?)))
+                    .collect::<Vec<_>>()
+                {
+                    self.leaves_backlog(run.0, &run.1);
+                }
                 self.power_off(host);
                 return Ok(());
             }
@@ -143,6 +152,7 @@ impl World {
         self.begin_watch(host, run);
         self.begin_verifications(host, run);
         self.cut_off_start(host);
+        self.begin_to_adopt(host, run);
         for vm in vms {
             self.owner_begins(vm)?;
             self.ask_again(vm)?;
@@ -193,219 +203,186 @@ impl World {
         if !self.runs_as(vm, run) {
             return Ok(());
         }
-        let wall_ms = self.member_clocks(vm).wall_ms;
         let member = self.vms[vm].run.as_ref().expect("runs");
-        let Some(owner) = &member.owner else { return Ok(()) };
-        let (greatest, waited) =
-            (owner.sequencer().greatest_hlc(), owner.sequencer().waits_for_ceiling());
-        if let Ok(ceiling_ms) = member.state.keep_ahead_of(greatest, wall_ms) {
-            member.view.set_hlc_ceiling_ms(ceiling_ms);
-        }
-        if !waited {
+        let is_waited_for = member.state.keep_ceiling(&member.owner_stats, &member.view);
+        if member.owner.is_none() || !is_waited_for.is_ok_and(|waits| waits) {
             return Ok(());
         }
         self.counts.ceilings += 1;
         self.owner_turn(vm)
     }
 
+    /// A group by its plan and its records.
+    fn group_start(&self, host: usize, group: usize, state: &GroupLoop) -> GroupStart {
+        let of = &self.plan.groups[group];
+        let name = |vm: &usize| self.plan.vms[*vm].name.clone();
+        let peers = || of.members().map(|vm| format!("{}=10.0.0.{vm}", name(&vm))).collect();
+        let here = self.members_on(host, group).into_iter().map(|vm| self.state_file(vm));
+        GroupStart {
+            name: of.name.clone(),
+            writers: of.vms.iter().map(name).collect(),
+            mode: of.mode,
+            lease_ms: of.lease_ms,
+            grace_ms: of.grace_ms,
+            form: of.form,
+            peers: of.has_several().then(peers),
+            idle_interval: IDLE,
+            max_clock_lead: Duration::from_millis(CLOCK_LEAD_MS),
+            serves_unreached: of.serves_unreached && !of.may_have_several(),
+            awaits_adoption: self.records(host, group).is_adopting(),
+            switched_over: state.view().switched_at_unix_ms.is_some(),
+            fenced: start::fence_of(&of.name, here).expect("readable"),
+            policy: state.policy(),
+        }
+    }
+
+    /// Returns whether it has started.
     fn start_member(
         &mut self,
         vm: usize,
         run: Run,
         channel: Channel,
         gate: Arc<SimGate>,
-        policy: Policy,
-        switched_over: bool,
+        group: &GroupStart,
         new: &mut NewMembers,
     ) -> Checked<bool> {
-        let left = self.find_left(vm, switched_over)?;
-        let plan = &self.plan.vms[vm];
-        let clocks = self.clocks(plan.host);
-        let Ok((state, opened)) = self.state_file(vm).open(clocks.wall_ms * 1000) else {
-            return Ok(false);
-        };
-        let mode = self.plan.groups[plan.group].mode;
-        let several = self.plan.groups[plan.group].has_several();
-        let group = &self.plan.groups[plan.group];
-        let is_alone = group.serves_unreached && !group.may_have_several();
-        // What one member on a host was told holds for all of the group there.
-        let here = self.vms_of(plan.host);
-        let fenced = here
-            .iter()
-            .filter(|other| self.plan.vms[**other].group == plan.group)
-            .any(|other| self.state_file(*other).fence().expect("readable").is_some());
-        let says_unreached = (is_alone || opened.serves_unreached_kept).then_some(is_alone);
-        // Several are served so while they are adopted: before a backup has granted them anything.
-        let is_adopted = group.may_have_several()
-            && group.serves_unreached
-            && plan.writer_id().is_some()
-            && opened.epoch == Epoch(0);
-        let serves = is_alone || is_adopted;
-        let Opened { run: this, before, epoch, clean, hlc_floor, hlc_ceiling_ms, .. } = opened;
-        let mut runs = [Incarnation(0); 2];
-        runs.iter_mut().zip(&opened.log_runs).for_each(|(run, of)| *run = *of);
-        let incarnation = this.number;
-        self.vms[vm].incarnation = incarnation;
-        self.vms[vm].kernel = several.then(|| Kernel {
+        let of = self.plan.vms[vm].group;
+        self.vms[vm].kernel = group.peers.is_some().then(|| Kernel {
             gate: gate.clone(),
-            codec: self.plan.codec(plan.group),
-            peers: self.plan.groups[plan.group].members().collect(),
+            codec: self.plan.codec(of),
+            peers: self.plan.groups[of].members().collect(),
         });
-        let last_end = match clean {
-            Some(CleanMark { seq, served: false, .. }) => {
-                LastEnd::Clean { incarnation: runs[0], epoch, seq }
-            }
-            _ => LastEnd::Unclean { runs },
-        };
-        let activity = self.open_log(vm, incarnation, last_end);
-        state.found_log_of(activity.confirmed());
-        let marks = self.marks(vm);
-        let again = left.as_ref().map(Left::again);
-        if left.is_none() {
-            self.disks_hold(vm);
-        }
-        let (backlog, on_disk, goes_on, left) =
-            match self.open_backlog(vm, epoch, incarnation, left) {
-                None => (None, None, None, None),
-                Some(Ends { owners, links, goes_on, left }) => {
-                    (Some(owners), Some(links), goes_on, left)
-                }
-            };
         let plan = &self.plan.vms[vm];
-        let last_run = match clean {
-            Some(CleanMark { seq, served, .. }) => LastRun::Clean { seq, served },
-            None if activity.is_believed() => LastRun::Unclean { log: activity.age() },
-            None => LastRun::Unknown,
-        };
-        let age = activity.age();
-        let heartbeat = self.plan.groups[plan.group].heartbeat.filter(|_| plan.is_writer());
-        let beating = heartbeat.map(Beating::new);
+        let (clocks, writer) = (self.clocks(plan.host), plan.writer_id());
+        let pending = self.vms[vm].pending.clone();
+        let form = if group.peers.is_some() { group.form } else { Form::Vector };
+        let control = Arc::new(NotedGate::new(gate.clone(), writer, pending.clone(), form));
         let wake = EventFd::new().expect("an eventfd");
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
-        if switched_over {
-            gate.handle().fence();
-        }
-        let pending = self.vms[vm].pending.clone();
-        let writer = plan.writer_id();
-        let form = if several { self.plan.groups[plan.group].form } else { Form::Vector };
-        let control = Arc::new(NotedGate::new(gate.clone(), writer, pending.clone(), form));
-        if goes_on.is_some() {
-            // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
-            control.hold_for_resync(true);
-        }
-        let role = match writer {
-            Some(writer) => Role::Writer(Writing {
-                writer,
-                disks: disks_of(&self.plan, vm),
-                incarnation,
-                nonce: this.nonce,
-                before,
-                marks,
-                last_run,
-                mode,
-            }),
-            None => Role::Follower,
-        };
-        new.add(MemberParts {
-            attach: attach_of(&self.plan, vm, opened.group_id, epoch, role),
-            log: age,
-            policy,
-            says_unreached,
+        let member = MemberStart {
+            name: plan.name.clone(),
             channel,
-            port: port.clone(),
-            to_owner: ToOwner::Link,
+            machine: None,
+            state: self.state_file(vm),
             gate: control.clone(),
-            gives_up: switched_over,
-            fenced: fenced.then(|| "it was said before this start".to_owned()),
-            keeper: Box::new(state.clone()),
-            stats: Arc::default(),
-            on_disk,
-            left,
-        });
-        let view = Arc::<OwnerView>::default();
-        view.set_hlc_ceiling_ms(hlc_ceiling_ms);
-        let may_serve = !switched_over && !fenced;
-        let serves_unreached_after = (serves && may_serve).then_some(PATIENCE);
-        let mut member = MemberRun::new(
-            run,
-            channel,
-            state,
-            (port.clone(), messages, wake),
-            (gate, control.clone(), pending.clone()),
-            view.clone(),
-        );
-        member.beating = beating;
-        member.life = self.vms[vm].oracle.lives();
-        member.goes_on = goes_on.is_some();
-        member.unacked =
-            goes_on.iter().flat_map(|goes_on| left_unacked(&goes_on.waiting)).collect();
-        member.left_bytes = member.unacked.iter().map(|(_, cost)| cost).sum();
-        let fails_to_redo = self.local_fails(vm);
-        let redone = member.redone.clone();
-        let left = goes_on.zip(again).map(|(goes_on, again)| LeftOnDisk {
-            goes_on,
-            redo: Box::new(move || match fails_to_redo {
-                true => Err("the disk fails".to_owned()),
-                false => crate::local::redone(again, &redone),
-            }),
-        });
-        if let Some(writer) = writer {
-            let plan = &self.plan.vms[vm];
-            let disks = self.files_of(vm, &mut member);
-            let files = self.vms[vm].backlog_files.clone();
-            let published = || Published {
-                entry: PendingEntry { pending: pending.clone(), writer },
-                files: files.clone(),
+            port: port.clone(),
+            wall_ms: clocks.wall_ms,
+        };
+        let Some(writer) = writer else {
+            let Ok((state, link, stats)) = start::follower(group, member) else {
+                return Ok(false);
             };
-            let parts = OwnerParts {
-                member: plan.name.clone(),
-                settings: Settings {
-                    writer,
-                    mode,
-                    backlog_limit_bytes: plan.backlog_limit_bytes,
-                    lock_align_bytes: SECTOR_BYTES,
-                },
-                disks,
-                port,
-                pool: BufPool::new(0),
-                pending: Arc::new(published()),
-                gate: control,
-                stats: Arc::default(),
-                view,
-                pulse: member.beating.as_ref().map_or_else(Arc::default, |b| b.pulse.clone()),
-                copy_bounds: Bounds {
-                    window_bytes: plan.copy_window_bytes,
-                    rate_bytes_per_s: plan.copy_rate_bytes_per_s,
-                },
-                switched_over: switched_over,
-                serves_unreached_after,
-                several: several.then_some(Several {
-                    form: self.plan.groups[plan.group].form,
-                    idle_interval: IDLE,
-                }),
-                hlc_floor,
-                max_clock_lead: Duration::from_millis(CLOCK_LEAD_MS),
-                has_log_file: self.vms[vm].log_file.is_some(),
-                activity,
-                backlog,
-                left,
-            };
-            let mut driver = SimDriver::new(published(), member.ends.clone(), files.clone());
-            driver.writes_unkept = self.plant == Some(Plant::OnTheWay(OnTheWay::WrittenBeforeKept));
-            member.owner = Some(Owner::new(parts, driver, clocks));
-        } else if !switched_over {
-            member.taking = Taking::All;
+            new.add(link, stats);
+            let loops = (Arc::default(), Arc::default());
+            let ends = (port, messages, wake);
+            let gated = (gate, control, pending);
+            let mut member = MemberRun::new(run, channel, state, ends, gated, loops);
+            member.life = self.vms[vm].oracle.lives();
+            if !group.switched_over {
+                member.taking = Taking::All;
+            }
+            self.vms[vm].run = Some(member);
+            return Ok(true);
+        };
+        let must_go_on = std::mem::take(&mut self.vms[vm].must_go_on);
+        let (ends, redone) = (Rc::<Ends>::default(), Arc::default());
+        let (disks, shapes) = self.files_of(vm, &ends);
+        let with = self.writer_start(vm, writer, group, disks, &redone);
+        let begun = match start::writer(group, member, with) {
+            Ok(begun) => begun,
+            Err(StartError::Backlog(error)) => unreachable!("nothing but appends fails: {error}"),
+            Err(_) => return Ok(false),
+        };
+        let Begun { owner, link, state, link_stats, opened, not_gone_on, .. } = begun;
+        new.add(link, link_stats);
+        self.vms[vm].incarnation = opened.run.number;
+        if let Some(why) = not_gone_on {
+            note!(self, "vm {vm}: its backlog on disk is not gone on with: {why}");
+            check(!must_go_on, Checker::NothingCompared, || {
+                format!("vm {vm}: the stream was whole, and is not gone on with: {why}")
+            })?;
         }
+        if owner.left.is_none() {
+            self.disks_hold(vm);
+        }
+        let loops = (owner.view.clone(), owner.stats.clone());
+        let (ports, gated) = ((port, messages, wake), (gate, control, pending.clone()));
+        let mut member = MemberRun::new(run, channel, state, ports, gated, loops);
+        let heartbeat = self.plan.groups[of].heartbeat;
+        member.beating = heartbeat.map(|settings| Beating::new(settings, owner.pulse.clone()));
+        member.life = self.vms[vm].oracle.lives();
+        if let Some(LeftOnDisk { goes_on, .. }) = &owner.left {
+            member.goes_on = true;
+            member.unacked = left_unacked(&goes_on.waiting).collect();
+            member.left_bytes = member.unacked.iter().map(|(_, cost)| cost).sum();
+        }
+        (member.ends, member.shapes, member.redone) = (ends.clone(), shapes, redone);
+        let files = self.vms[vm].backlog_files.clone();
+        let entry = PendingEntry { pending, writer };
+        let published = Published { entry, files: files.clone() };
+        let mut driver = SimDriver::new(published, ends, files);
+        driver.writes_unkept = self.plant == Some(Plant::OnTheWay(OnTheWay::WrittenBeforeKept));
+        member.owner = Some(Owner::new(owner, driver, clocks));
         self.vms[vm].run = Some(member);
         Ok(true)
     }
 
-    /// The disks as their loop is given them.
-    fn files_of(&self, vm: usize, member: &mut MemberRun) -> Vec<(DiskSpec, SimFile)> {
-        let mut files = Vec::new();
+    fn writer_start(
+        &mut self,
+        vm: usize,
+        writer: WriterId,
+        group: &GroupStart,
+        disks: Vec<(DiskSpec, SimFile)>,
+        redone: &Arc<Mutex<Vec<Record>>>,
+    ) -> WriterStart<Memory, SimFile> {
+        let (fails_to_redo, redone) = (self.local_fails(vm), redone.clone());
+        let (plan, of) = (&self.plan.vms[vm], &self.vms[vm]);
+        let place = self.log_place(vm);
+        let identity = start::identity(group, &plan.name, &disks, &[]);
+        let backlog = plan.backlog.zip(of.backlog_files.clone());
+        let backlog = backlog.map(|(backlog, files)| BacklogStart {
+            files,
+            segment_bytes: backlog.segment_bytes,
+            memory_limit_bytes: backlog.memory_bytes,
+            stands_at_limit: backlog.stands,
+            boot: u128::from(self.hosts[plan.host].boots).to_be_bytes(),
+            redo: Box::new(move |again| match fails_to_redo {
+                true => Err("the disk fails".to_owned()),
+                false => crate::local::redone(again, &redone),
+            }),
+        });
+        let (pending, files) = (of.pending.clone(), of.backlog_files.clone());
+        WriterStart {
+            writer,
+            removed_disks: Vec::new(),
+            marks: disks
+                .iter()
+                .map(|(spec, file)| format!("{} {}", spec.name, file.mark().expect("it is known")))
+                .collect(),
+            disks,
+            written: Written::default(),
+            log: LogStart { geometry: plan.log, found: place.read(&identity), place },
+            backlog,
+            backlog_limit_bytes: plan.backlog_limit_bytes,
+            lock_align_bytes: SECTOR_BYTES,
+            copy_bounds: Bounds {
+                window_bytes: plan.copy_window_bytes,
+                rate_bytes_per_s: plan.copy_rate_bytes_per_s,
+            },
+            pool: BufPool::new(0),
+            pending: Arc::new(Published { entry: PendingEntry { pending, writer }, files }),
+        }
+    }
+
+    /// The disks as their loop is given them, and as far as it can see them.
+    fn files_of(
+        &self,
+        vm: usize,
+        ends: &Rc<Ends>,
+    ) -> (Vec<(DiskSpec, SimFile)>, Vec<Rc<RefCell<Shape>>>) {
         let disks = self.vms[vm].disks.iter().zip(&self.plan.vms[vm].disks);
-        for (id, (disk, plan)) in (0..).map(DiskId).zip(disks) {
+        let file = |(id, (disk, plan)): (DiskId, (&LocalDisk, &DiskPlan))| {
             let size_bytes = disk.size_bytes();
             // Written since: a file system would have allocated it.
             let allocated = match disk.live() == plan.content {
@@ -413,17 +390,10 @@ impl World {
                 false => std::iter::once(0..size_bytes).collect(),
             };
             let shape = Rc::new(RefCell::new(Shape { size_bytes, allocated }));
-            member.shapes.push(shape.clone());
             let spec = DiskSpec { id, name: format!("d{}", id.0), size_bytes };
-            files.push((spec, SimFile { disk: id, shape, ends: member.ends.clone() }));
-        }
-        files
-    }
-
-    /// The identity of each disk. Nobody else writes to them here.
-    fn marks(&self, vm: usize) -> Vec<String> {
-        let disks = self.vms[vm].disks.iter().enumerate();
-        disks.map(|(nth, disk)| format!("d{nth} bytes={}", disk.live().len())).collect()
+            ((spec, SimFile { disk: id, shape: shape.clone(), ends: ends.clone() }), shape)
+        };
+        (0..).map(DiskId).zip(disks).map(file).unzip()
     }
 
     /// A run of a member admits writes after `base_seq`; of those before, states have what is up to `cut`.
@@ -453,9 +423,6 @@ impl World {
         }
         for vm in self.vms_of(host) {
             let Some(run) = self.vms[vm].run.take() else { continue };
-            if run.ended {
-                run.gate.end();
-            }
             self.leaves_backlog(vm, &run);
             self.disks_go_on(vm, run.in_flight.into_values().collect());
         }

@@ -2,7 +2,6 @@
 
 use crate::failure::{Checked, Checker, fail};
 use crate::net::{ConnId, Way};
-use crate::scenario::Scenario;
 use crate::schedule::{MS, S, US};
 use crate::world::{Event, Run, World, note};
 use bytes::BytesMut;
@@ -11,13 +10,13 @@ use std::io;
 use std::sync::Arc;
 use tidelock_daemon::link::connection::{ConnectionError, Hello};
 use tidelock_daemon::link::host_link::HostLink;
-use tidelock_daemon::link::member::{Member, MemberParts};
+use tidelock_daemon::link::member::Member;
 use tidelock_daemon::link::port::ToLink;
 use tidelock_daemon::owner::ToOwner;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, MonoNanos};
-use tidelock_protocol::message::{Attach, Attached, CopyState, DiskSpec, Message, Role, Tagging};
+use tidelock_protocol::ids::{Channel, MonoNanos};
+use tidelock_protocol::message::{Attached, CopyState, Message};
 
 /// The least that is put on a narrow link while there is more.
 const PIECE_MIN_BYTES: usize = 1 << 10;
@@ -51,46 +50,9 @@ pub struct NewMembers {
 
 impl NewMembers {
     /// Adds one. It counts for itself.
-    pub fn add(&mut self, parts: MemberParts<ToOwner>) {
-        self.stats.push(parts.stats.clone());
-        self.members.push(Member::new(parts));
-    }
-}
-
-/// A VM's disks, as its host gives them.
-#[must_use]
-pub fn disks_of(plan: &Scenario, vm: usize) -> Vec<DiskSpec> {
-    let disk = |(nth, disk): (usize, &crate::scenario::DiskPlan)| DiskSpec {
-        id: DiskId(nth as u16),
-        name: format!("d{nth}"),
-        size_bytes: disk.content.len() as u64,
-    };
-    plan.vms[vm].disks.iter().enumerate().map(disk).collect()
-}
-
-/// A VM's attachment.
-#[must_use]
-pub fn attach_of(
-    plan: &Scenario,
-    vm: usize,
-    group_id: Option<GroupId>,
-    epoch: Epoch,
-    role: Role,
-) -> Attach {
-    let of = &plan.vms[vm];
-    let group = &plan.groups[of.group];
-    let peers = || group.members().map(|vm| format!("{}=10.0.0.{vm}", plan.vms[vm].name)).collect();
-    Attach {
-        group: group.name.clone(),
-        group_id,
-        member: of.name.clone(),
-        writers: group.vms.iter().map(|vm| plan.vms[*vm].name.clone()).collect(),
-        epoch,
-        lease_ms: group.lease_ms,
-        grace_ms: group.grace_ms,
-        machine: None,
-        tagging: group.has_several().then(|| Tagging { form: group.form, peers: peers() }),
-        role,
+    pub fn add(&mut self, member: Member<ToOwner>, stats: Arc<LinkStats>) {
+        self.members.push(member);
+        self.stats.push(stats);
     }
 }
 

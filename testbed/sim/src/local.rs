@@ -81,8 +81,8 @@ impl World {
             Io::Log { block, at } => {
                 // Rarely: after it there is no log until the next start.
                 let fails = fails && self.rng.chance(1, 8);
-                self.log_written(vm, at, &block, fails);
-                let result = if fails { Err(eio()) } else { Ok(block.len() as u32) };
+                let is_written = self.write_log(vm, at, &block, fails);
+                let result = if is_written { Ok(block.len() as u32) } else { Err(eio()) };
                 return self.ended(vm, op, result, None);
             }
         };

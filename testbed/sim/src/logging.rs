@@ -1,14 +1,16 @@
 //! The activity log of a member: production's, with its file on a disk that loses what was not
 //! synced, and tears what was under way.
 
-use crate::disk::{LocalDisk, SECTOR_BYTES};
+use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check};
-use crate::world::{World, note};
-use tidelock_daemon::activity::{
-    self, ActivityLog, BLOCK_BYTES, FileChange, Found, Identity, LastEnd, Opening, Unusable, format,
-};
+use crate::world::World;
+use std::io::IoSlice;
+use tidelock_daemon::activity::place::LogPlace;
+use tidelock_daemon::activity::{BLOCK_BYTES, Found, Identity, format};
 use tidelock_daemon::sequencer::Extent;
-use tidelock_protocol::ids::{DiskId, Incarnation};
+use tidelock_protocol::ids::DiskId;
+use tidelock_storage::memory::Memory;
+use tidelock_storage::{Storage, StorageFile};
 
 pub(crate) fn is_mapped(found: &Found, disk: DiskId, offset: u64) -> bool {
     let at = Extent { disk, offset, len_bytes: 1 };
@@ -17,34 +19,11 @@ pub(crate) fn is_mapped(found: &Found, disk: DiskId, offset: u64) -> bool {
 }
 
 impl World {
-    /// Opens a member's activity log as a daemon does before it serves the member.
-    pub(crate) fn open_log(
-        &mut self,
-        vm: usize,
-        incarnation: Incarnation,
-        last_end: LastEnd,
-    ) -> ActivityLog {
+    /// The place of a member's log on its host's disk.
+    pub(crate) fn log_place(&self, vm: usize) -> LogPlace<Memory> {
         let plan = &self.plan.vms[vm];
-        let Some(geometry) = plan.log.filter(|_| plan.is_writer()) else {
-            return ActivityLog::off();
-        };
-        let identity = self.log_identity(vm);
-        let file = self.vms[vm].log_file.as_ref();
-        let found =
-            file.map_or(Err(Unusable::Missing), |file| format::read(file.live(), &identity));
-        let what = match &found {
-            Ok(found) => format!("transaction {}", found.head.number),
-            Err(why) => why.to_string(),
-        };
-        note!(self, "vm {vm}: its activity log: {what}");
-        let Opening { log, change, .. } =
-            activity::open(found, geometry, &identity, incarnation, last_end);
-        match (change, &mut self.vms[vm].log_file) {
-            (FileChange::Append { offset, block }, Some(file)) => file.write(offset, &block, true),
-            (FileChange::Append { .. }, None) => unreachable!("it was read"),
-            (FileChange::Replace(bytes), file) => *file = Some(LocalDisk::new(bytes)),
-        }
-        log
+        let state_dir = self.hosts[plan.host].state_dir.clone();
+        LogPlace::new(state_dir, &self.plan.groups[plan.group].name, &plan.name)
     }
 
     fn log_identity(&self, vm: usize) -> Identity {
@@ -87,18 +66,24 @@ impl World {
     /// What a power loss now would leave of a log, if one is kept that says where the sites differ.
     pub(crate) fn durable_log(&self, vm: usize) -> Option<Found> {
         let is_off = self.vms[vm].run.as_ref().is_none_or(|run| !run.is_logged());
-        let file = self.vms[vm].log_file.as_ref().filter(|_| !is_off)?;
-        let found = format::read(file.durable(), &self.log_identity(vm)).ok()?;
+        let state_dir = &self.hosts[self.plan.vms[vm].host].state_dir;
+        let file = state_dir.durable(&self.log_place(vm).file()).filter(|_| !is_off)?;
+        let found = format::read(&file, &self.log_identity(vm)).ok()?;
         (!found.head.everything).then_some(found)
     }
 
-    /// A block of the log was written, or not: then any part of it may be there.
-    pub(crate) fn log_written(&mut self, vm: usize, at: u64, block: &[u8], fails: bool) {
+    /// A block of the log is written durably. Returns whether it was: if not, any part of it may be there.
+    pub(crate) fn write_log(&mut self, vm: usize, at: u64, block: &[u8], fails: bool) -> bool {
         if fails {
             self.tear_log(vm, at, block);
-        } else if let Some(file) = &mut self.vms[vm].log_file {
-            file.write(at, block, true);
+            return false;
         }
+        let state_dir = &self.hosts[self.plan.vms[vm].host].state_dir;
+        let written = state_dir.open(&self.log_place(vm).file()).and_then(|file| {
+            file.write_at(&[IoSlice::new(block)], at)?;
+            file.sync()
+        });
+        written.is_ok()
     }
 
     /// Counts what the log has made wait.
@@ -114,11 +99,13 @@ impl World {
 
     /// A block was under way: any part of it may be there.
     pub(crate) fn tear_log(&mut self, vm: usize, at: u64, block: &[u8]) {
-        let Some(file) = &mut self.vms[vm].log_file else { return };
         let keep = self.rng.number();
+        let state_dir = &self.hosts[self.plan.vms[vm].host].state_dir;
+        let Ok(file) = state_dir.open(&self.log_place(vm).file()) else { return };
         for (nth, sector) in block.chunks_exact(SECTOR_BYTES as usize).enumerate() {
             if keep >> nth & 1 == 1 {
-                file.write(at + nth as u64 * SECTOR_BYTES, sector, false);
+                // Without power it is not there, either.
+                let _ = file.write_at(&[IoSlice::new(sector)], at + nth as u64 * SECTOR_BYTES);
             }
         }
         debug_assert_eq!(block.len(), BLOCK_BYTES);

@@ -28,6 +28,7 @@ use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner};
 use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
 use tidelock_daemon::state::MemberState;
+use tidelock_daemon::stats::OwnerStats;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
@@ -70,6 +71,7 @@ pub struct MemberRun {
     pub(crate) owner: Option<Owner<SimDriver>>,
     /// The loop's own account.
     pub(crate) view: Arc<OwnerView>,
+    pub(crate) owner_stats: Arc<OwnerStats>,
     /// Its disks, as far as the loop can see them.
     pub(crate) shapes: Vec<Rc<RefCell<Shape>>>,
     pub(crate) ends: Rc<Ends>,
@@ -503,7 +505,8 @@ impl World {
                 Asked::Link(message) => self.says_to_link(vm, message),
                 Asked::LogRemoved(done) => {
                     if done {
-                        self.vms[vm].log_file = None;
+                        // A host that loses its power here compares the sites.
+                        let _ = self.log_place(vm).remove();
                     }
                     note!(self, "vm {vm}: its activity log is given up: {done}");
                 }
@@ -718,7 +721,7 @@ impl MemberRun {
         state: MemberState<Memory>,
         (port, messages, wake): (Arc<OwnerPort<ToOwner>>, Receiver<ToOwner>, EventFd),
         (gate, control, pending): (Arc<SimGate>, Arc<NotedGate>, Arc<Pending>),
-        view: Arc<OwnerView>,
+        (view, owner_stats): (Arc<OwnerView>, Arc<OwnerStats>),
     ) -> Self {
         Self {
             run,
@@ -726,6 +729,7 @@ impl MemberRun {
             state,
             owner: None,
             view,
+            owner_stats,
             shapes: Vec::new(),
             ends: Rc::default(),
             is_carried_out: false,

@@ -19,8 +19,6 @@ pub enum Plant {
 pub enum OnTheWay {
     /// A write is begun on the local disk before the backlog on disk has its record.
     WrittenBeforeKept,
-    /// Nobody looks which boot of the host a backlog on disk is of.
-    BootIgnored,
 }
 
 /// All of them, by name.
@@ -75,7 +73,7 @@ pub const PLANTS: [(&str, Plant); 65] = [
     ("redone-backwards", Plant::Production(Bug::RedoneBackwards)),
     ("torn-tail-kept", Plant::Production(Bug::TornTailKept)),
     ("written-before-kept", Plant::OnTheWay(OnTheWay::WrittenBeforeKept)),
-    ("boot-ignored", Plant::OnTheWay(OnTheWay::BootIgnored)),
+    ("boot-ignored", Plant::Production(Bug::BootIgnored)),
     ("unrecorded-unnamed", Plant::Production(Bug::UnrecordedUnnamed)),
     ("merge-forgotten", Plant::Programs(Planted::MergeForgotten)),
     ("last-entry-forgotten", Plant::Programs(Planted::LastEntryForgotten)),

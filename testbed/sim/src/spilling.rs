@@ -7,17 +7,15 @@ use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
 use crate::files::SimFiles;
 use crate::owner::MemberRun;
-use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
 use crate::scenario::{FAULTS, Fault, Scenario};
 use crate::schedule::MS;
-use crate::world::{World, note};
+use crate::world::World;
 use std::sync::Arc;
-use tidelock_daemon::backlog::{self, Expected, Files, Left};
+use tidelock_daemon::backlog;
 use tidelock_daemon::link::port::AttachedStream;
-use tidelock_daemon::owner::spilling::{Ends, Opening};
 use tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;
-use tidelock_protocol::ids::{Epoch, Incarnation, RunId, Seq};
+use tidelock_protocol::ids::Seq;
 use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::CopyState;
 
@@ -105,81 +103,6 @@ impl MemberRun {
 }
 
 impl World {
-    fn boot_of(&self, host: usize) -> [u8; 16] {
-        let is_ignored = self.plant == Some(Plant::OnTheWay(OnTheWay::BootIgnored));
-        let boots = if is_ignored { 0 } else { self.hosts[host].boots };
-        u128::from(boots).to_be_bytes()
-    }
-
-    fn backlog_identity(&self, vm: usize) -> [u8; 32] {
-        let mut identity = [0; 32];
-        identity[0] = vm as u8;
-        for (disk, at) in self.plan.vms[vm].disks.iter().zip(identity[1..].chunks_mut(4)) {
-            at.copy_from_slice(&(disk.content.len() as u32).to_le_bytes());
-        }
-        identity
-    }
-
-    /// The backlog of the run before, if this process can go on with it as soon as the backup confirms it.
-    pub(crate) fn find_left(&mut self, vm: usize, switched_over: bool) -> Checked<Option<Left>> {
-        let must = std::mem::take(&mut self.vms[vm].must_go_on);
-        let Some(files) = self.vms[vm].backlog_files.clone() else { return Ok(None) };
-        if switched_over || !self.knows_what_it_heard(vm) {
-            return Ok(None);
-        }
-        let unclean = self.state_file(vm).unclean().expect("readable");
-        let Some((RunId { number: incarnation, .. }, epoch)) = unclean else { return Ok(None) };
-        let boot = self.boot_of(self.plan.vms[vm].host);
-        let identity = self.backlog_identity(vm);
-        let expected = Expected { incarnation, epoch, boot, identity };
-        let files: Arc<dyn Files> = files;
-        match backlog::find(&files, &expected) {
-            Ok(left) => {
-                let (first, last) = (left.first(), left.last());
-                note!(self, "vm {vm} may go on with {first} to {last} on disk");
-                Ok(Some(left))
-            }
-            Err(why) => {
-                note!(self, "vm {vm}: its backlog on disk is not gone on with: {why}");
-                check(!must, Checker::NothingCompared, || {
-                    format!("vm {vm}: the stream was whole, and is not gone on with: {why}")
-                })
-                .map(|()| None)
-            }
-        }
-    }
-
-    /// Whether P, which outlives a daemon, names all that the guest has heard of others.
-    fn knows_what_it_heard(&self, vm: usize) -> bool {
-        let state = &self.vms[vm];
-        let several = self.plan.groups[self.plan.vms[vm].group].has_several();
-        !several || (state.kernel.is_some() && state.pending.incomplete().is_none())
-    }
-
-    /// Both ends of a member's backlog on disk, if it has one.
-    pub(crate) fn open_backlog(
-        &mut self,
-        vm: usize,
-        epoch: Epoch,
-        incarnation: Incarnation,
-        left: Option<Left>,
-    ) -> Option<Ends> {
-        let plan = &self.plan.vms[vm];
-        let backlog = plan.backlog?;
-        let opening = Opening {
-            files: self.vms[vm].backlog_files.clone()?,
-            segment_bytes: backlog.segment_bytes,
-            limit_bytes: plan.backlog_limit_bytes,
-            memory_limit_bytes: backlog.memory_bytes,
-            stands_at_limit: backlog.stands,
-            epoch,
-            incarnation,
-            boot: self.boot_of(plan.host),
-            identity: self.backlog_identity(vm),
-        };
-        Some(opening.open(left).expect("nothing but appends fails"))
-    }
-
     // ---- a daemon that dies
 
     /// A daemon is to be killed: within an append or right behind it, if it has a backlog on disk, now and then.

@@ -122,8 +122,6 @@ pub struct Kernel {
 pub struct Vm {
     /// Its local disks, which outlive everything.
     pub disks: Vec<LocalDisk>,
-    /// The file of its activity log, if there is one.
-    pub log_file: Option<LocalDisk>,
     /// The directory of its backlog on disk, if it has one.
     pub backlog_files: Option<Arc<SimFiles>>,
     /// What P has named for a comparison, also if the last records before it died with their process.
@@ -168,7 +166,6 @@ impl Vm {
         let writers = plan.writers_max(of.group);
         Self {
             disks: of.disks.iter().map(|disk| LocalDisk::new(disk.content.clone())).collect(),
-            log_file: None,
             backlog_files: of.backlog.map(|backlog| backlog.files(&of.name)),
             named: (Seq::ZERO, Hlc(0)),
             must_go_on: false,
@@ -402,6 +399,7 @@ impl World {
     pub fn boot(&mut self) -> Checked {
         self.start_backup()?;
         self.describe();
+        self.begin_adoptions();
         for host in 0..self.hosts.len() {
             self.start_daemon(host)?;
         }

@@ -185,7 +185,6 @@ fn known_seed(name: &str) -> u64 {
         "written-before-kept" => 99,
         "torn-tail-kept" => 161,
         "newcomer-not-waited-for" => 303,
-        "switch-forgotten" => 181,
         "unrecorded-unmapped" => 207,
         "older-connection-wins" => 260,
         "unrecorded-unnamed" => 317,
