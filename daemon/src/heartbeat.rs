@@ -25,8 +25,10 @@
 //! Nor a record that queues behind others while acknowledgements go on rising, or parts of it arrive: that is lag.
 
 use crate::config::HeartbeatSettings;
-use crate::owner::Phase;
+use crate::link::port::OwnerPort;
+use crate::owner::{OwnerView, Phase, ToOwner};
 use crate::stats::LinkStats;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 use tidelock_planted::Bug;
@@ -171,6 +173,68 @@ impl Standing {
         let c_follows =
             self.is_alone && !matches!(self.phase, Phase::Resyncing | Phase::DiskFailing);
         if c_follows { committed } else { durable }
+    }
+}
+
+/// A writer under watch, with what its loops publish.
+pub struct Watched {
+    watch: Watch,
+    /// The group's only member.
+    is_alone: bool,
+    port: Arc<OwnerPort<ToOwner>>,
+    link: Arc<LinkStats>,
+    view: Arc<OwnerView>,
+    pulse: Arc<Pulse>,
+}
+
+impl Watched {
+    /// A writer whose loops have just begun. `is_alone`: it is the group's only member.
+    #[must_use]
+    pub fn new(
+        settings: HeartbeatSettings,
+        is_alone: bool,
+        port: Arc<OwnerPort<ToOwner>>,
+        link: Arc<LinkStats>,
+        view: Arc<OwnerView>,
+        pulse: Arc<Pulse>,
+    ) -> Self {
+        Self { watch: Watch::new(settings), is_alone, port, link, view, pulse }
+    }
+
+    /// What is to be seen of it.
+    #[must_use]
+    pub fn sight(&self, now: MonoNanos, is_ending: bool) -> Sight {
+        let stands = Standing { is_ending, is_alone: self.is_alone, phase: self.view.phase() };
+        Sight {
+            now,
+            is_explained: stands.explains(&self.link),
+            last_seq: self.pulse.last_seq(),
+            taken: self.pulse.taken(),
+            acknowledged: stands.acknowledged(self.port.acked()),
+            arrivals: self.link.arrivals(),
+        }
+    }
+
+    /// A look. Its outcome is told to those who ask before anything else is done with it.
+    pub fn look(&mut self, sight: &Sight) -> Option<Step> {
+        let step = self.watch.look(sight);
+        self.pulse.tell(&self.watch);
+        if let Some(Step::Ask(number)) = step {
+            self.port.send(ToOwner::Heartbeat(number));
+        }
+        step
+    }
+
+    /// Time since the heartbeat that is missing was begun.
+    #[must_use]
+    pub fn waited_ms(&self, now: MonoNanos) -> u64 {
+        self.watch.waited_ms(now)
+    }
+
+    /// The owner loop's word on its heartbeats.
+    #[must_use]
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 }
 

@@ -53,4 +53,6 @@ pub mod state;
 pub mod stats;
 #[cfg(feature = "host")]
 pub mod status;
+#[cfg(feature = "host")]
+pub mod verifications;
 pub mod verified;

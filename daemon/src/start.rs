@@ -178,7 +178,7 @@ pub struct BacklogStart {
 }
 
 /// The parts of a writer.
-pub struct Begun<S, F> {
+pub struct StartedWriter<S, F> {
     /// Of its owner loop.
     pub owner: OwnerParts<F>,
     /// Its end of the link.
@@ -193,6 +193,16 @@ pub struct Begun<S, F> {
     pub changed: Option<String>,
     /// Why the backlog of that run is not gone on with.
     pub not_gone_on: Option<WhyNot>,
+}
+
+/// The parts of a member without disks.
+pub struct StartedFollower<S> {
+    /// Its end of the link.
+    pub link: LinkMember<ToOwner>,
+    /// Its state.
+    pub state: MemberState<S>,
+    /// What the link counts.
+    pub link_stats: Arc<LinkStats>,
 }
 
 /// Why the group is fenced, if the backup has told that to any of its members here. It holds for all of them, and until an
@@ -237,7 +247,7 @@ pub fn identity<F>(
 pub fn follower<S: Storage + Send + 'static>(
     group: &GroupStart,
     member: MemberStart<S>,
-) -> Result<(MemberState<S>, LinkMember<ToOwner>, Arc<LinkStats>), StartError> {
+) -> Result<StartedFollower<S>, StartError> {
     if group.switched_over {
         member.gate.fence();
     }
@@ -245,8 +255,8 @@ pub fn follower<S: Storage + Send + 'static>(
     // Its rules may have been removed since: the backup hears that they are back.
     let says_unreached = opened.serves_unreached_kept.then_some(false);
     let end = LinkEnd { says_unreached, role: Role::Follower, log: LogAge::default() };
-    let (link, stats) = link_member(group, member, &opened, state.clone(), end, None, None);
-    Ok((state, link, stats))
+    let (link, link_stats) = link_member(group, member, &opened, state.clone(), end, None, None);
+    Ok(StartedFollower { link, state, link_stats })
 }
 
 /// A member with disks.
@@ -254,7 +264,7 @@ pub fn writer<S: Storage + Send + 'static, F>(
     group: &GroupStart,
     member: MemberStart<S>,
     with: WriterStart<S, F>,
-) -> Result<Begun<S, F>, StartError> {
+) -> Result<StartedWriter<S, F>, StartError> {
     let WriterStart { writer, disks, removed_disks, marks, written, log, backlog, .. } = with;
     let (name, port, gate) = (member.name.clone(), member.port.clone(), member.gate.clone());
     if group.switched_over {
@@ -354,7 +364,7 @@ pub fn writer<S: Storage + Send + 'static, F>(
         backlog,
         left: goes_on,
     };
-    Ok(Begun { owner, link, state, link_stats, opened, changed, not_gone_on })
+    Ok(StartedWriter { owner, link, state, link_stats, opened, changed, not_gone_on })
 }
 
 /// What the link is told of a member besides.

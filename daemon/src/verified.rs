@@ -2,6 +2,7 @@
 //! seen. It is kept in the member's state file, so that status says what is known and not what is hoped (rule 6).
 
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use tidelock_protocol::ids::{Epoch, Seq};
 
 /// A verification that has looked at everything.
@@ -42,6 +43,12 @@ pub struct DifferingExtent {
 }
 
 impl Verified {
+    /// How long ago it ended, by the wall clock.
+    #[must_use]
+    pub fn age(&self, wall_ms: u64) -> Duration {
+        Duration::from_millis(wall_ms.saturating_sub(self.ended_unix_ms))
+    }
+
     /// Whether the sites still differ by what is known.
     #[must_use]
     pub fn differs(&self) -> bool {

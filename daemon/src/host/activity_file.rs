@@ -23,13 +23,13 @@ pub(super) fn found(place: &LogPlace<Files>, identity: &Identity) -> Result<Foun
     if !place.path().exists() {
         return Err(Unusable::Missing);
     }
-    let locked = LocalFile::open(&place.path(), &OpenRequest::default());
+    let locked = LocalFile::open(place.path(), &OpenRequest::default());
     let _locked = locked.map_err(|error| Unusable::Unreadable(error.to_string()))?;
     place.read(identity)
 }
 
 /// Opens the file of a log that is on.
 pub(super) fn open(place: LogPlace<Files>) -> Result<LogFile, FileError> {
-    let file = LocalFile::open(&place.path(), &OpenRequest::default())?;
+    let file = LocalFile::open(place.path(), &OpenRequest::default())?;
     Ok(LogFile { file, place })
 }

@@ -1,13 +1,11 @@
 //! The watch over all heartbeats, on a thread of its own: it takes no lock and waits for no loop, so that it finds
 //! any of them that has stopped, the runtime that answers `tidelock status` included.
 
-use super::{HostError, HostGroup, Writer, spawn};
+use super::{HostError, HostGroup, spawn};
 use crate::clock;
 use crate::config::HeartbeatSettings;
-use crate::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Standing, Step, Watch};
-use crate::link::port::OwnerPort;
-use crate::owner::{OwnerView, ToOwner};
-use crate::stats::{LinkStats, OwnerStats};
+use crate::heartbeat::{LOOK_EVERY, Missing, Step, Watched};
+use crate::stats::OwnerStats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -17,17 +15,11 @@ use tidelock_protocol::ids::MonoNanos;
 pub(super) type UntilDropped = mpsc::Sender<()>;
 
 /// One writer under watch.
-struct Watched {
+struct Writer {
     group: String,
     member: String,
     settings: HeartbeatSettings,
-    watch: Watch,
-    /// The group's only member: its C goes on by itself but in a resync.
-    is_alone: bool,
-    port: Arc<OwnerPort<ToOwner>>,
-    link: Arc<LinkStats>,
-    view: Arc<OwnerView>,
-    pulse: Arc<Pulse>,
+    watched: Watched,
     owner: Arc<OwnerStats>,
     disks: Vec<String>,
     /// So many looks in a row a local disk has not answered.
@@ -39,7 +31,7 @@ pub(super) fn start(
     groups: &[HostGroup],
     stopping: Arc<AtomicBool>,
 ) -> Result<UntilDropped, HostError> {
-    let mut watched: Vec<Watched> = groups.iter().flat_map(of_group).collect();
+    let mut watched: Vec<Writer> = groups.iter().flat_map(of_group).collect();
     let (until_dropped, dropped) = mpsc::channel();
     spawn("heartbeat", move || {
         while dropped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -50,22 +42,19 @@ pub(super) fn start(
     Ok(until_dropped)
 }
 
-fn of_group(group: &HostGroup) -> impl Iterator<Item = Watched> {
+fn of_group(group: &HostGroup) -> impl Iterator<Item = Writer> {
     let settings = group.config.heartbeat;
     let writers =
         group.members.iter().filter_map(move |m| Some((m, m.writer.as_ref()?, settings?)));
     writers.map(|(member, writer, settings)| {
-        let Writer { port, link_stats, view, pulse, owner_stats, .. } = writer;
-        Watched {
+        let super::Writer { port, link_stats, view, pulse, owner_stats, .. } = writer;
+        let (port, link, view) = (port.clone(), link_stats.clone(), view.clone());
+        let is_alone = group.config.roster.len() < 2;
+        Writer {
             group: group.config.name.to_string(),
             member: member.config.name.to_string(),
             settings,
-            watch: Watch::new(settings),
-            is_alone: group.config.roster.len() < 2,
-            port: port.clone(),
-            link: link_stats.clone(),
-            view: view.clone(),
-            pulse: pulse.clone(),
+            watched: Watched::new(settings, is_alone, port, link, view, pulse.clone()),
             owner: owner_stats.clone(),
             disks: member.config.disks.iter().map(|disk| disk.name.to_string()).collect(),
             disk_hangs: 0,
@@ -73,30 +62,18 @@ fn of_group(group: &HostGroup) -> impl Iterator<Item = Watched> {
     })
 }
 
-impl Watched {
+impl Writer {
     fn look(&mut self, is_stopping: bool) {
         let now = clock::mono_now();
-        let phase = self.view.phase();
-        let stands = Standing { is_ending: is_stopping, is_alone: self.is_alone, phase };
-        let step = self.watch.look(&Sight {
-            now,
-            is_explained: stands.explains(&self.link),
-            last_seq: self.pulse.last_seq(),
-            taken: self.pulse.taken(),
-            acknowledged: stands.acknowledged(self.port.acked()),
-            arrivals: self.link.arrivals(),
-        });
-        // Told first: a log that hangs must not keep it from those who ask.
-        self.pulse.tell(&self.watch);
-        match step {
-            Some(Step::Ask(number)) => self.port.send(ToOwner::Heartbeat(number)),
+        // Told before it is logged: a log that hangs must not keep it from those who ask.
+        match self.watched.look(&self.watched.sight(now, is_stopping)) {
             Some(Step::Lost(missing)) => self.say_lost(missing, now),
             Some(Step::Back) => tracing::info!(
                 group = self.group,
                 member = self.member,
                 "heartbeats come back again"
             ),
-            None => {}
+            Some(Step::Ask(_)) | None => {}
         }
         self.look_at_the_disk(now);
     }
@@ -126,7 +103,7 @@ impl Watched {
     }
 
     fn say_lost(&self, missing: Missing, now: MonoNanos) {
-        let waited_ms = self.watch.waited_ms(now);
+        let waited_ms = self.watched.waited_ms(now);
         match missing {
             Missing::Owner => tracing::error!(
                 group = self.group,

@@ -1,13 +1,11 @@
 //! The clean end of the whole daemon.
 
 use super::{Host, HostError};
-use crate::owner::{Drained, ToOwner};
+use crate::owner::ToOwner;
+use crate::owner::ending::drain;
 use crate::start::StartError;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidelock_protocol::message::Form;
-use tokio::sync::oneshot;
 
 /// How long a clean stop waits for the backup.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,27 +20,20 @@ impl Host {
         let until = Instant::now() + DRAIN_TIMEOUT;
         let mut drains = Vec::new();
         for group in &self.groups {
-            let writers = || group.members.iter().filter_map(|m| Some((m, m.writer.as_ref()?)));
-            // With times what one holds waits for all the others.
-            let together = Arc::new(AtomicUsize::new(writers().count()));
-            for (member, writer) in writers() {
-                let (reply, drained) = oneshot::channel();
-                let not_ready = match group.config.form {
-                    Form::Hlc => together.clone(),
-                    Form::Vector => Arc::new(AtomicUsize::new(1)),
-                };
-                writer.port.send(ToOwner::Drain(reply, not_ready));
+            let writers = group.members.iter().filter_map(|m| Some((m, m.writer.as_ref()?)));
+            let writers: Vec<_> = writers.collect();
+            let ports: Vec<_> = writers.iter().map(|(_, writer)| &*writer.port).collect();
+            let answers = drain(group.config.form, &ports);
+            for ((member, writer), drained) in writers.into_iter().zip(answers) {
                 drains.push((member.config.name.as_str(), writer, drained));
             }
         }
         for (name, writer, drained) in drains {
             let left = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, drained).await {
-                Ok(Ok(Drained { seq, hlc, marks })) => {
-                    let whole = marks.is_some();
-                    if let Some(marks) = marks {
-                        writer.state.ended_cleanly(seq, hlc, marks).map_err(StartError::from)?;
-                    }
+                Ok(Ok(drained)) => {
+                    let seq = drained.seq;
+                    let whole = drained.keep(&writer.state).map_err(StartError::from)?;
                     tracing::info!(member = name, %seq, clean = whole, "drained");
                 }
                 _ => {

@@ -3,7 +3,6 @@
 use super::activity_file::{self, geometry_of};
 use super::backlog_files::{backlog_limit_bytes, backlog_of, segments, warn_of_little_room};
 use super::changed::written;
-use super::verifying::Verifications;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
 use crate::activity::place::LogPlace;
 use crate::ceiling;
@@ -19,13 +18,16 @@ use crate::link::port::{OwnerPort, ToLink};
 use crate::owner::ToOwner;
 use crate::private_socket;
 use crate::records::Records;
-use crate::start::{self, Begun, GroupStart, LogStart, MemberStart, StartError, WriterStart};
+use crate::start::{
+    self, GroupStart, LogStart, MemberStart, StartError, StartedFollower, StartedWriter,
+    WriterStart,
+};
 use crate::state::StateFile;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, WriterId};
@@ -102,9 +104,9 @@ impl Launch<'_> {
     /// A member without disks. There is no owner loop behind it: what is sent there goes nowhere.
     pub(super) fn follower(self) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
         let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
-        let (state, link_member, link_stats) =
-            start::follower(self.found, self.member(Arc::new(port))?)?;
-        Ok((Follower { link_stats, state }, link_member))
+        let started = start::follower(self.found, self.member(Arc::new(port))?)?;
+        let StartedFollower { link, state, link_stats } = started;
+        Ok((Follower { link_stats, state }, link))
     }
 
     pub(super) fn writer(
@@ -154,8 +156,8 @@ impl Launch<'_> {
             pool: BufPool::new(POOL_RETAIN_BYTES),
             pending: Arc::new(pending),
         };
-        let begun = start::writer(self.found, self.member(port.clone())?, with)?;
-        let Begun { owner, link: link_member, state, link_stats, opened, .. } = begun;
+        let started = start::writer(self.found, self.member(port.clone())?, with)?;
+        let StartedWriter { owner, link: link_member, state, link_stats, opened, .. } = started;
         let log_file = owner.has_log_file.then(|| activity_file::open(place)).transpose()?;
         if let Some(directory) = backlog_directory {
             warn_of_little_room(&directory, limit_bytes);
@@ -191,7 +193,7 @@ impl Launch<'_> {
             link_stats,
             state,
             sockets: member.disks.iter().map(|d| d.socket.value.clone()).collect(),
-            verifications: Verifications::default(),
+            verifications: Mutex::default(),
             disk_sizes_bytes,
         };
         Ok((writer, link_member))

@@ -45,6 +45,7 @@ use crate::start::StartError;
 use crate::state::{self, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
+use crate::verifications::Verifications;
 use gating::Unread;
 use launch::{Launch, group_start};
 pub(crate) use launch::{records_of, state_file};
@@ -167,7 +168,7 @@ struct Writer {
     link_stats: Arc<LinkStats>,
     state: MemberState,
     sockets: Vec<PathBuf>,
-    verifications: verifying::Verifications,
+    verifications: Mutex<Verifications>,
     /// In the order of the configuration.
     disk_sizes_bytes: Vec<u64>,
 }

@@ -595,7 +595,7 @@ fn writer_status(
         verify: VerifyStatus {
             running: writer.view.verify().map(|progress| copy_status(&progress, None)),
             every_ms: group.config.verify.every.map(|every| every.as_millis() as u64),
-            ..writer.verifications.status(&writer.state)
+            ..writer.verify_status()
         },
         heartbeat: HeartbeatStatus::of(&writer.pulse, group.config.heartbeat, now),
         disk_hang: disk_hang(group, member, now),

@@ -5,11 +5,13 @@ use super::disk::Disk;
 use super::driver::{DiskFile, Driver, Taking};
 use super::idling::LastWord;
 use super::replication::Clocks;
-use super::{Drained, Owner, Several, replication};
-use crate::link::port::ToLink;
+use super::{Drained, Owner, Several, ToOwner, replication};
+use crate::link::port::{OwnerPort, ToLink};
+use crate::state::{MemberState, StateError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidelock_protocol::message::{CleanEnd, Form};
+use tidelock_storage::Storage;
 use tokio::sync::oneshot;
 
 /// Nothing new is taken.
@@ -23,6 +25,31 @@ pub(super) struct Draining {
     /// The loop ends then.
     ends: bool,
     last_word: LastWord,
+}
+
+/// Asks the owner loops of a group's writers on one host to end cleanly. Returns their answers, in order.
+pub fn drain(form: Form, writers: &[&OwnerPort<ToOwner>]) -> Vec<oneshot::Receiver<Drained>> {
+    // With times what one holds waits for all the others.
+    let together = Arc::new(AtomicUsize::new(writers.len()));
+    let ask = |port: &&OwnerPort<ToOwner>| {
+        let (reply, drained) = oneshot::channel();
+        let not_ready = match form {
+            Form::Hlc => together.clone(),
+            Form::Vector => Arc::new(AtomicUsize::new(1)),
+        };
+        port.send(ToOwner::Drain(reply, not_ready));
+        drained
+    };
+    writers.iter().map(ask).collect()
+}
+
+impl Drained {
+    /// Puts a clean end on record. Returns whether it is one.
+    pub fn keep<S: Storage>(self, state: &MemberState<S>) -> Result<bool, StateError> {
+        let Self { seq, hlc, marks } = self;
+        let Some(marks) = marks else { return Ok(false) };
+        state.ended_cleanly(seq, hlc, marks).map(|()| true)
+    }
 }
 
 impl<D: Driver> Owner<D> {

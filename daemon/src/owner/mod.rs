@@ -18,7 +18,7 @@ mod contact;
 mod copying;
 mod disk;
 pub mod driver;
-mod ending;
+pub mod ending;
 mod idling;
 mod local_op;
 mod logging;

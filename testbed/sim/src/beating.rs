@@ -11,11 +11,9 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
-use std::sync::Arc;
 use std::time::Duration;
 use tidelock_daemon::config::HeartbeatSettings;
-use tidelock_daemon::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Standing, Step, Watch};
-use tidelock_daemon::owner::ToOwner;
+use tidelock_daemon::heartbeat::{LOOK_EVERY, Missing, Sight, Step, Watched};
 use tidelock_protocol::ids::{MonoNanos, Seq};
 
 const LOOK_NS: u64 = LOOK_EVERY.as_nanos() as u64;
@@ -23,12 +21,9 @@ const LOOK_NS: u64 = LOOK_EVERY.as_nanos() as u64;
 const SILENT_EVERY_NS: u64 = 4 * S;
 
 /// The heartbeats of one writer in one run of its daemon.
-#[derive(Debug)]
 pub(crate) struct Beating {
     settings: HeartbeatSettings,
-    watch: Watch,
-    /// The loop's word on its heartbeats.
-    pub(crate) pulse: Arc<Pulse>,
+    watched: Watched,
     /// The loop does not turn.
     pub(crate) hangs: bool,
     /// For the checker.
@@ -65,8 +60,8 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
 
 impl Beating {
     /// Of a run that begins.
-    pub(crate) fn new(settings: HeartbeatSettings, pulse: Arc<Pulse>) -> Self {
-        Self { settings, watch: Watch::new(settings), pulse, hangs: false, seen: None }
+    pub(crate) fn new(settings: HeartbeatSettings, watched: Watched) -> Self {
+        Self { settings, watched, hangs: false, seen: None }
     }
 
     fn alarm_after_ns(&self) -> u64 {
@@ -81,7 +76,7 @@ impl Beating {
             self.settings.interval.as_nanos() as u64 + self.alarm_after_ns() + 4 * LOOK_NS;
         let silent_ns = now.since_ns(seen.silent_since);
         let is_late = silent_ns >= patience_ns;
-        check(!is_late || self.pulse.lost().is_some(), Checker::Silence, || {
+        check(!is_late || self.watched.pulse().lost().is_some(), Checker::Silence, || {
             format!("vm {vm}: silent for {} ms, and nothing is missed: {seen:?}", silent_ns / MS)
         })
     }
@@ -163,30 +158,13 @@ impl World {
 
     fn watch_vm(&mut self, host: usize, vm: usize) -> Checked {
         let now = self.host_now(host);
-        let is_alone = !self.plan.groups[self.plan.vms[vm].group].has_several();
-        let daemon = self.hosts[host].daemon.as_ref().expect("it looks");
-        let Some(link) = daemon.link.stats_of(vm) else { return Ok(()) };
         let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.ended) else { return Ok(()) };
-        let acked = run.port.acked();
-        let phase = run.view.phase();
+        let durable = run.port.acked().0;
         let Some(beating) = &mut run.beating else { return Ok(()) };
-        let stands = Standing { is_ending: run.draining, is_alone, phase };
-        let sight = Sight {
-            now,
-            is_explained: stands.explains(link),
-            last_seq: beating.pulse.last_seq(),
-            taken: beating.pulse.taken(),
-            acknowledged: stands.acknowledged(acked),
-            arrivals: 0,
-        };
-        beating.see(&sight, acked.0);
-        let step = beating.watch.look(&sight);
-        beating.pulse.tell(&beating.watch);
-        match step {
-            Some(Step::Ask(number)) => {
-                self.counts.heartbeats += 1;
-                run.port.send(ToOwner::Heartbeat(number));
-            }
+        let sight = beating.watched.sight(now, run.draining);
+        beating.see(&sight, durable);
+        match beating.watched.look(&sight) {
+            Some(Step::Ask(_)) => self.counts.heartbeats += 1,
             Some(Step::Lost(missing)) => {
                 self.counts.missed += 1;
                 note!(self, "vm {vm}: no heartbeat: {missing:?}");

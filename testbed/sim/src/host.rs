@@ -23,13 +23,15 @@ use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::group::GroupLoop;
+use tidelock_daemon::heartbeat::Watched;
 use tidelock_daemon::held_gate::PendingEntry;
 use tidelock_daemon::link::port::OwnerPort;
 use tidelock_daemon::owner::driver::{DiskFile, Taking};
 use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner};
 use tidelock_daemon::records::Records;
 use tidelock_daemon::start::{
-    self, BacklogStart, Begun, GroupStart, LogStart, MemberStart, StartError, WriterStart, Written,
+    self, BacklogStart, GroupStart, LogStart, MemberStart, StartError, StartedFollower,
+    StartedWriter, WriterStart, Written,
 };
 use tidelock_daemon::state::StateFile;
 use tidelock_netfilter::gate::Pending;
@@ -119,16 +121,16 @@ impl World {
         let (vms, clocks) = (self.vms_of(host), self.clocks(host));
         let groups = self.groups_of(host, &vms);
         let (mut new, mut starts) = (NewMembers::default(), BTreeMap::new());
+        for (group, of) in &groups {
+            let start = self.group_start(host, *group, &of.group);
+            self.reads_record(host, *group, start.switched_over)?;
+            starts.insert(*group, start);
+        }
         let gates = self.start_gates(&vms, clocks);
         for (nth, vm) in vms.iter().copied().enumerate() {
             let group = self.plan.vms[vm].group;
             let gate = gates[&group].clone();
             let channel = Channel(nth as u16 + 1);
-            if !starts.contains_key(&group) {
-                let start = self.group_start(host, group, &groups[&group].group);
-                self.reads_record(host, group, start.switched_over)?;
-                starts.insert(group, start);
-            }
             if !self.start_member(vm, run, channel, gate, &starts[&group], &mut new)? {
                 // The power has failed in the middle of it.
                 for run in vms
@@ -270,10 +272,9 @@ impl World {
             wall_ms: clocks.wall_ms,
         };
         let Some(writer) = writer else {
-            let Ok((state, link, stats)) = start::follower(group, member) else {
-                return Ok(false);
-            };
-            new.add(link, stats);
+            let Ok(started) = start::follower(group, member) else { return Ok(false) };
+            let StartedFollower { link, state, link_stats } = started;
+            new.add(link, link_stats);
             let loops = (Arc::default(), Arc::default());
             let ends = (port, messages, wake);
             let gated = (gate, control, pending);
@@ -287,15 +288,16 @@ impl World {
         };
         let must_go_on = std::mem::take(&mut self.vms[vm].must_go_on);
         let (ends, redone) = (Rc::<Ends>::default(), Arc::default());
-        let (disks, shapes) = self.files_of(vm, &ends);
+        let disks = self.files_of(vm, &ends);
+        let shapes = disks.iter().map(|(_, file)| file.shape.clone()).collect();
         let with = self.writer_start(vm, writer, group, disks, &redone);
-        let begun = match start::writer(group, member, with) {
-            Ok(begun) => begun,
+        let started = match start::writer(group, member, with) {
+            Ok(started) => started,
             Err(StartError::Backlog(error)) => unreachable!("nothing but appends fails: {error}"),
             Err(_) => return Ok(false),
         };
-        let Begun { owner, link, state, link_stats, opened, not_gone_on, .. } = begun;
-        new.add(link, link_stats);
+        let StartedWriter { owner, link, state, link_stats, opened, not_gone_on, .. } = started;
+        new.add(link, link_stats.clone());
         self.vms[vm].incarnation = opened.run.number;
         if let Some(why) = not_gone_on {
             note!(self, "vm {vm}: its backlog on disk is not gone on with: {why}");
@@ -306,11 +308,16 @@ impl World {
         if owner.left.is_none() {
             self.disks_hold(vm);
         }
+        let heartbeat = self.plan.groups[of].heartbeat.map(|settings| {
+            let (port, link, view) = (port.clone(), link_stats, owner.view.clone());
+            let is_alone = group.peers.is_none();
+            let pulse = owner.pulse.clone();
+            Beating::new(settings, Watched::new(settings, is_alone, port, link, view, pulse))
+        });
         let loops = (owner.view.clone(), owner.stats.clone());
         let (ports, gated) = ((port, messages, wake), (gate, control, pending.clone()));
         let mut member = MemberRun::new(run, channel, state, ports, gated, loops);
-        let heartbeat = self.plan.groups[of].heartbeat;
-        member.beating = heartbeat.map(|settings| Beating::new(settings, owner.pulse.clone()));
+        member.beating = heartbeat;
         member.life = self.vms[vm].oracle.lives();
         if let Some(LeftOnDisk { goes_on, .. }) = &owner.left {
             member.goes_on = true;
@@ -375,12 +382,8 @@ impl World {
         }
     }
 
-    /// The disks as their loop is given them, and as far as it can see them.
-    fn files_of(
-        &self,
-        vm: usize,
-        ends: &Rc<Ends>,
-    ) -> (Vec<(DiskSpec, SimFile)>, Vec<Rc<RefCell<Shape>>>) {
+    /// The disks as their loop is given them.
+    fn files_of(&self, vm: usize, ends: &Rc<Ends>) -> Vec<(DiskSpec, SimFile)> {
         let disks = self.vms[vm].disks.iter().zip(&self.plan.vms[vm].disks);
         let file = |(id, (disk, plan)): (DiskId, (&LocalDisk, &DiskPlan))| {
             let size_bytes = disk.size_bytes();
@@ -391,9 +394,9 @@ impl World {
             };
             let shape = Rc::new(RefCell::new(Shape { size_bytes, allocated }));
             let spec = DiskSpec { id, name: format!("d{}", id.0), size_bytes };
-            ((spec, SimFile { disk: id, shape: shape.clone(), ends: ends.clone() }), shape)
+            (spec, SimFile { disk: id, shape, ends: ends.clone() })
         };
-        (0..).map(DiskId).zip(disks).map(file).unzip()
+        (0..).map(DiskId).zip(disks).map(file).collect()
     }
 
     /// A run of a member admits writes after `base_seq`; of those before, states have what is up to `cut`.

@@ -15,7 +15,6 @@ use bytes::Bytes;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use tidelock_daemon::activity::Standing;
@@ -25,14 +24,15 @@ use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Clocks;
 use tidelock_daemon::owner::driver::{DiskOp, GuestIo, GuestOp, Taking, Timer};
 use tidelock_daemon::owner::spilling::Spilling;
-use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner};
+use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner, ending};
 use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
 use tidelock_daemon::state::MemberState;
 use tidelock_daemon::stats::OwnerStats;
+use tidelock_daemon::verifications::Verifications;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
-use tidelock_protocol::message::{Basis, CopyState, Form, Mode};
+use tidelock_protocol::message::{Basis, CopyState, Mode};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_storage::memory::Memory;
 use tidelock_uring::EventFd;
@@ -145,10 +145,8 @@ pub struct MemberRun {
     pub(crate) left_bytes: u64,
     /// Its heartbeats, if it has any.
     pub(crate) beating: Option<Beating>,
-    /// A verification was asked for, and has not ended.
-    pub(crate) wants_verify: bool,
-    /// Until then the schedule begins none.
-    pub(crate) verify_rests_until_ns: u64,
+    /// Production's.
+    pub(crate) verifications: Verifications,
     /// For the checker: what there was when it began.
     pub(crate) looked: Option<Looked>,
 }
@@ -452,7 +450,6 @@ impl World {
         self.counts.copies += u64::from(was_active && is_active(self) == (false, true));
         self.carry_out(vm)?;
         self.look_at_log(vm);
-        self.follow_verify(vm)?;
         self.look_whether_drained(vm);
         if self.vms[vm].run.as_ref().is_none_or(|run| run.has_died.is_some()) {
             return Ok(());
@@ -635,24 +632,20 @@ impl World {
 
     // ---- the end
 
-    /// A daemon is to end cleanly: as production's `host/ending.rs`, its loops take nothing new.
+    /// A daemon is to end cleanly.
     pub(crate) fn drain(&mut self, host: usize) {
-        let mut together: BTreeMap<usize, Arc<AtomicUsize>> = BTreeMap::new();
-        for vm in self.vms_of(host) {
-            let group = self.plan.vms[vm].group;
-            if self.plan.vms[vm].is_writer() && self.plan.groups[group].form == Form::Hlc {
-                together.entry(group).or_default().fetch_add(1, Ordering::Relaxed);
+        for group in 0..self.plan.groups.len() {
+            let mut here = self.members_on(host, group);
+            here.retain(|vm| self.vms[*vm].run.as_ref().is_some_and(|run| !run.draining));
+            here.iter().for_each(|vm| self.vms[*vm].run.as_mut().expect("runs").draining = true);
+            here.retain(|vm| self.plan.vms[*vm].is_writer());
+            let port = |vm: &usize| self.vms[*vm].run.as_ref().expect("runs").port.clone();
+            let ports: Vec<_> = here.iter().map(port).collect();
+            let ports: Vec<_> = ports.iter().map(|port| &**port).collect();
+            let answers = ending::drain(self.plan.groups[group].form, &ports);
+            for (vm, drained) in here.into_iter().zip(answers) {
+                self.vms[vm].run.as_mut().expect("runs").drained = Some(drained);
             }
-        }
-        for vm in self.vms_of(host) {
-            let together = together.get(&self.plan.vms[vm].group);
-            let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.draining) else { continue };
-            run.draining = true;
-            let (reply, drained) = oneshot::channel();
-            run.drained = Some(drained);
-            let alone = || Arc::new(AtomicUsize::new(1));
-            let not_ready = together.cloned().unwrap_or_else(alone);
-            run.port.send(ToOwner::Drain(reply, not_ready));
         }
     }
 
@@ -671,11 +664,8 @@ impl World {
         };
         run.ended = true;
         let (is_alone, seq) = (run.owner.is_none(), drained.seq);
-        note!(self, "vm {vm} drained at {seq}, whole {}", drained.marks.is_some());
-        if let Some(marks) = drained.marks {
-            // A host that loses its power here compares the sites.
-            let _ = run.state.ended_cleanly(seq, drained.hlc, marks);
-        }
+        let is_clean = drained.keep(&run.state);
+        note!(self, "vm {vm} drained at {seq}, whole {is_clean:?}");
         if is_alone {
             self.tell_link(vm, ToLink::Detach(None));
         }
@@ -770,8 +760,7 @@ impl MemberRun {
             unacked: VecDeque::new(),
             left_bytes: 0,
             beating: None,
-            wants_verify: false,
-            verify_rests_until_ns: 0,
+            verifications: Verifications::default(),
             looked: None,
         }
     }

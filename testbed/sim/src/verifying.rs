@@ -1,5 +1,5 @@
 //! Verification of the sites while guests write on: production's jobs ([`Verifying`], `copy_job.rs`) and the backup's digests
-//! in the stream, with what `daemon/src/host/verifying.rs` does around them: a schedule, wishes of the operator, and the
+//! in the stream, with what the host does around them ([`Verifications`]): a schedule, wishes of the operator, and the
 //! outcome on record, from which status is judged.
 //!
 //! Somebody changes bytes behind everyone's back: of a local disk between all faults, of an image of the backup when
@@ -19,20 +19,21 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
-use tidelock_daemon::owner::{Phase, ToOwner, VerifyEnded};
+use std::time::Duration;
+use tidelock_daemon::owner::{Clocks, Phase, ToOwner};
 use tidelock_daemon::sequencer::Extent;
 use tidelock_daemon::status::{Facts, GroupState, judge};
+use tidelock_daemon::verifications::{Plan, Verifications, Writer};
 use tidelock_daemon::verified::{DifferingExtent, Verified};
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_replica::group::AtSizeMax;
+use tidelock_storage::memory::Memory;
 use tidelock_store::extents::DiskKey;
 
 /// The blocks that a verification tells of.
 const BLOCK_BYTES: u64 = 4 << 10;
 /// So many bytes of a member's disks are changed and not written again at a time.
 const SPOILT_MAX: usize = 3;
-/// After one that was given up the schedule rests.
-const REST_NS: u64 = S;
 /// Within this some of it is compared when nothing goes wrong any more.
 const PATIENCE_NS: u64 = 240 * S;
 /// So often a link breaks meanwhile.
@@ -93,12 +94,12 @@ impl World {
                 self.spoil_here(vm);
             }
             self.check_standing(vm)?;
-            match self.rng.below(80) {
+            self.follow_verify(vm)?;
+            match self.rng.below(40) {
                 _ if !self.faulty => {}
-                0 => self.want_verification(vm, true),
-                1 => self.want_verification(vm, false),
-                2 => self.tell_owner(vm, ToOwner::StopVerify),
-                _ if self.is_verification_due(vm, &plan) => self.want_verification(vm, false),
+                0 | 1 => self.want_verification(vm, true),
+                2 | 3 => self.want_verification(vm, false),
+                4 => self.tell_owner(vm, ToOwner::StopVerify),
                 _ => {}
             }
         }
@@ -113,28 +114,31 @@ impl World {
         }
     }
 
-    /// As production's `is_verify_due`.
-    fn is_verification_due(&self, vm: usize, plan: &VerifyPlan) -> bool {
-        let Some(run) = &self.vms[vm].run else { return false };
-        let wall_ms = self.clocks(self.plan.vms[vm].host).wall_ms;
-        let last = run.state.verified();
-        let since_ms = |at_ms: u64| wall_ms.saturating_sub(at_ms);
-        let is_due = last.is_none_or(|last| since_ms(last.ended_unix_ms) >= plan.every_ns / MS);
-        let is_rested = self.schedule.now_ns() >= run.verify_rests_until_ns;
-        is_due && is_rested
+    /// Gives the writer, as its daemon sees it, to its verifications.
+    fn with_verifications<R>(
+        &mut self,
+        vm: usize,
+        what: impl FnOnce(&mut Verifications, &Writer<'_, Memory>, Plan, Clocks) -> R,
+    ) -> Option<R> {
+        let plan = self.plan.verify?;
+        let clocks = self.member_clocks(vm);
+        let of = &self.plan.vms[vm];
+        let daemon = self.hosts[of.host].daemon.as_ref()?;
+        let run = self.vms[vm].run.as_mut().filter(|run| !run.ended)?;
+        let (port, view, state) = (&*run.port, &*run.view, &run.state);
+        let writer = Writer { name: &of.name, port, view, link: daemon.link.stats_of(vm)?, state };
+        let every = self.faulty.then(|| Duration::from_nanos(plan.every_ns));
+        let plan = Plan { every, rate_bytes_per_s: plan.rate_bytes_per_s };
+        Some(what(&mut run.verifications, &writer, plan, clocks))
     }
 
-    /// One is asked for, as production's `verify` refuses it or not.
+    /// The operator wants one.
     fn want_verification(&mut self, vm: usize, repair: bool) {
-        let Some(plan) = self.plan.verify else { return };
-        let rests_until_ns = self.schedule.now_ns() + REST_NS;
-        let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.ended) else { return };
-        let can = run.refusal.is_none() && run.phase() == Phase::Replicating;
-        if !can || std::mem::replace(&mut run.wants_verify, true) {
-            return;
-        }
-        run.verify_rests_until_ns = rests_until_ns;
-        run.port.send(ToOwner::Verify { repair, rate_bytes_per_s: plan.rate_bytes_per_s });
+        self.with_verifications(vm, |verifications, writer, plan, _| {
+            if verifications.may_begin(writer).is_ok() {
+                verifications.begin(writer, repair, plan);
+            }
+        });
     }
 
     /// The owner loop is about to be told to begin one.
@@ -145,30 +149,30 @@ impl World {
         self.vms[vm].run.as_mut().expect("runs").looked.get_or_insert(looked);
     }
 
-    /// Its outcome, if it has ended.
-    pub(crate) fn follow_verify(&mut self, vm: usize) -> Checked {
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let Some(ended) = run.view.take_verify_ended() else { return Ok(()) };
-        run.wants_verify = false;
-        let looked = run.looked.take().expect("it began");
-        match ended {
-            VerifyEnded::GivenUp(why) => {
-                note!(self, "vm {vm}: the verification is given up: {why}");
-                Ok(())
-            }
-            VerifyEnded::Whole(verified) => {
-                self.counts.verified += 1;
-                self.vms[vm].repaired_or_verified[usize::from(looked.repair)] += 1;
-                note!(self, "vm {vm} is verified: {verified:?}");
-                self.check_verified(vm, &looked, &verified)?;
-                let run = self.vms[vm].run.as_ref().expect("runs");
-                // A host that loses its power here has said nothing of it.
-                if run.state.keep_verified(verified.clone()).is_ok() {
-                    self.vms[vm].is_told_to_differ = verified.differs();
-                }
-                self.check_standing(vm)
-            }
+    /// A daemon looks whether one has ended, and whether one is due.
+    fn follow_verify(&mut self, vm: usize) -> Checked {
+        let ended = |world: &Self| {
+            let run = world.vms[vm].run.as_ref();
+            run.map_or(0, |run| run.verifications.ended)
+        };
+        let before = ended(self);
+        let verified = self
+            .with_verifications(vm, |verifications, writer, plan, clocks| {
+                verifications.look(writer, plan, clocks)
+            })
+            .flatten();
+        if ended(self) == before {
+            return Ok(());
         }
+        let run = self.vms[vm].run.as_mut().expect("it has looked");
+        let looked = run.looked.take().expect("it began");
+        note!(self, "vm {vm}: a verification has ended: {verified:?}");
+        let Some(verified) = verified else { return Ok(()) };
+        self.counts.verified += 1;
+        self.vms[vm].repaired_or_verified[usize::from(looked.repair)] += 1;
+        self.check_verified(vm, &looked, &verified)?;
+        self.vms[vm].is_told_to_differ = verified.differs();
+        self.check_standing(vm)
     }
 
     /// Whether the sites are known to differ.
@@ -412,6 +416,7 @@ impl World {
                 farthest.fill([0; 2]);
             }
             for vm in open {
+                self.follow_verify(vm)?;
                 self.want_verification(vm, repair);
                 self.check_standing(vm)?;
             }

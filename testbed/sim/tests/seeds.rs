@@ -171,7 +171,8 @@ fn known_seed(name: &str) -> u64 {
         "ceiling-passed" | "damage-folded-as-good" | "damage-not-listed" | "waypoint-too-early" => {
             8
         }
-        "redone-backwards" => 10,
+        "redone-backwards" | "written-before-kept" => 10,
+        "boot-ignored" => 20,
         "others-not-awaited" => 12,
         "removed-holds-watermark" => 17,
         "over-before-covered" | "policy-forgotten" | "queue-is-silence" => 18,
@@ -182,14 +183,12 @@ fn known_seed(name: &str) -> u64 {
         "admitted-is-back" => 51,
         "ack-over-gap" => 58,
         "rebuilt-next-to-pending" => 84,
-        "written-before-kept" => 99,
         "torn-tail-kept" => 161,
         "newcomer-not-waited-for" => 303,
         "unrecorded-unmapped" => 207,
         "older-connection-wins" => 260,
         "unrecorded-unnamed" => 317,
-        "floor-not-awaited" => 457,
-        "boot-ignored" => 854,
+        "floor-not-awaited" => 115,
         "activity-unflushed" => 2,
         "activity-forgotten" => 168,
         "grown-is-whole" => 16,
@@ -239,7 +238,9 @@ fn every_planted_bug_is_caught() {
             "no-calm" => &[Checker::Steady],
             "unrecorded-unmapped" => &[Checker::InMap],
             "redone-backwards" | "written-before-kept" => &[Checker::SitesEqual],
-            "boot-ignored" => &[Checker::SitesEqual, Checker::Prefix, Checker::Stream],
+            "boot-ignored" => {
+                &[Checker::NothingCompared, Checker::SitesEqual, Checker::Prefix, Checker::Stream]
+            }
             "torn-tail-kept" => &[Checker::NothingCompared, Checker::Stream],
             "admitted-is-back" | "queue-is-silence" => &[Checker::Silence],
             "only-when-idle" => &[Checker::ComesBack],
