@@ -11,7 +11,7 @@ use crate::link::{LinkDriver, NewMembers};
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::scenario::DiskPlan;
-use crate::schedule::MS;
+use crate::schedule::{MS, S};
 use crate::spilling::left_unacked;
 use crate::world::{Event, Host, Kernel, Run, World, note};
 use std::cell::RefCell;
@@ -43,6 +43,9 @@ use tidelock_uring::{BufPool, EventFd};
 
 /// The interval at which a writer says that it has nothing to write.
 const IDLE: Duration = Duration::from_millis(20);
+
+/// The power fails within one start of so many, or right after it.
+const POWER_FAILS_ONE_IN: u64 = 24;
 
 const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
 /// By how much a wall clock may jump, and by how much a packet's time may be ahead (production: `max_clock_lead`).
@@ -116,6 +119,10 @@ impl World {
         if !of.power || of.lost || of.changes || of.daemon.is_some() {
             return Ok(());
         }
+        if self.faulty && self.rng.chance(1, POWER_FAILS_ONE_IN) {
+            let after = self.power_fails_soon(host) + self.rng.range(MS..S);
+            self.later(Later::PowerOn { host }, after);
+        }
         let run = self.new_run();
         self.counts.daemon_runs += 1;
         let (vms, clocks) = (self.vms_of(host), self.clocks(host));
@@ -132,14 +139,9 @@ impl World {
             let gate = gates[&group].clone();
             let channel = Channel(nth as u16 + 1);
             if !self.start_member(vm, run, channel, gate, &starts[&group], &mut new)? {
-                // The power has failed in the middle of it.
-                for run in vms
-                    .iter()
-                    .filter_map(|vm| Some((*vm, self.vms[*vm].run.take()?)))
-                    .collect::<Vec<_>>()
-                {
-                    self.leaves_backlog(run.0, &run.1);
-                }
+                note!(self, "the power of host {host} fails while its daemon starts");
+                vms.iter().for_each(|vm| self.vms[*vm].run = None);
+                self.counts.cut_starts += 1;
                 self.power_off(host);
                 return Ok(());
             }

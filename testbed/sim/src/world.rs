@@ -235,6 +235,8 @@ pub struct Counts {
     pub faults: u64,
     /// Runs of daemons.
     pub daemon_runs: u64,
+    /// Starts of daemons in the middle of which the power failed.
+    pub cut_starts: u64,
     /// Recoveries on copies of the backup's disk, compared byte by byte.
     pub probes: u64,
     /// Views at a cut of a group that went on, compared byte by byte.

@@ -32,6 +32,7 @@ fn no_rule_is_broken() {
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
     let (mut narrow_returns, mut heartbeats, mut missed) = (0, 0, 0);
     let (mut verified, mut differing, mut spoilt) = (0, 0, 0);
+    let mut cut_starts = 0;
     let (mut unreached, mut unrecorded, mut answered) = (0, 0, 0);
     let (mut spilled, mut gone_on, mut torn, mut stood, mut returned) = (0, 0, 0, 0, 0);
     for seed in 1..=320 {
@@ -46,6 +47,7 @@ fn no_rule_is_broken() {
         homecomings += outcome.counts.homecomings;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
+        cut_starts += outcome.counts.cut_starts;
         merged += outcome.counts.merged;
         ahead += outcome.counts.ahead;
         untagged += outcome.counts.untagged;
@@ -97,6 +99,7 @@ fn no_rule_is_broken() {
     );
     assert!(ceilings > 5, "{ceilings} waits for a time to be on record");
     assert!(clean > 5, "{clean} clean starts");
+    assert!(cut_starts > 10, "{cut_starts} starts without power before their end");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
     assert!(ahead > 20, "{ahead} packets were too far ahead of their receiver's clock");
     assert!(floors > 100, "{floors} holds until it was known what a guest had heard");
