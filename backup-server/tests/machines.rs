@@ -2,9 +2,12 @@
 
 mod common;
 
-use common::{CHANNEL, Host, Process, cli, cli_json, config, has, refused, replicated, wait_until};
+use common::{
+    CHANNEL, HANG, Host, Process, cli, cli_json, config, exported, has, refused, replicated,
+    wait_until,
+};
 use std::fs::Permissions;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -30,6 +33,11 @@ impl Drop for Ends {
 fn machines(config: &Path) -> Vec<serde_json::Value> {
     let listed = cli_json(config, &["machine", "list", "--json"]);
     listed["machines"].as_array().unwrap().clone()
+}
+
+/// QEMU's process.
+fn pid_of(machine: &serde_json::Value) -> u64 {
+    machine["handle"]["process"]["pid"].as_u64().unwrap_or_else(|| panic!("{machine}"))
 }
 
 fn is_recovered(config: &Path) -> bool {
@@ -126,7 +134,7 @@ async fn a_machine_is_the_servers_and_each_disk_has_one_guest() {
     let told = String::from_utf8_lossy(&booted.stderr).into_owned();
     assert!(booted.status.success(), "{told}");
     let running = machines(&config);
-    let pid = running[0]["pid"].as_u64().unwrap();
+    let pid = pid_of(&running[0]);
     let _ends = Ends(pid as u32);
     assert!(told.contains(&format!("db runs as QEMU's process {pid}")), "{told}");
 
@@ -147,7 +155,7 @@ async fn a_machine_is_the_servers_and_each_disk_has_one_guest() {
     // It outlives the server, which finds it, and its disk comes back.
     server.kill();
     let server = Process::start(&config);
-    assert_eq!(machines(&config)[0]["pid"], pid);
+    assert_eq!(pid_of(&machines(&config)[0]), pid);
     assert!(refused(&config, &boot).contains("db runs here already"));
     let status = cli(&config, &["status"]);
     assert!(String::from_utf8_lossy(&status.stdout).contains("machine db of group shop runs here"));
@@ -164,7 +172,7 @@ async fn a_machine_is_the_servers_and_each_disk_has_one_guest() {
     let hangup = rustix::process::Pid::from_raw(attached.id() as i32).unwrap();
     let _ = rustix::process::kill_process(hangup, rustix::process::Signal::HUP);
     attached.wait().unwrap();
-    assert_eq!(machines(&config)[0]["pid"], pid);
+    assert_eq!(pid_of(&machines(&config)[0]), pid);
 
     let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
     assert!(stopped.status.success(), "{stopped:?}");
@@ -179,6 +187,150 @@ async fn a_machine_is_the_servers_and_each_disk_has_one_guest() {
     let _client = nbd_client(&socket, "db.root");
     let told = refused(&config, &boot);
     assert!(told.contains("connected to the recovered disk db.root"), "{told}");
+    server.terminate();
+}
+
+/// Asks QEMU for one thing on the operator's monitor.
+fn qmp(machine: &serde_json::Value, command: &serde_json::Value) -> serde_json::Value {
+    let path = machine["handle"]["sockets"]["qmp"].as_str().unwrap();
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    let mut answer = serde_json::Value::Null;
+    for command in [&serde_json::json!({ "execute": "qmp_capabilities" }), command] {
+        stream.write_all(format!("{command}\n").as_bytes()).unwrap();
+        answer = loop {
+            let line = lines.next().expect("an answer").unwrap();
+            let told: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert!(told.get("error").is_none(), "{told}");
+            if let Some(answer) = told.get("return") {
+                break answer.clone();
+            }
+        };
+    }
+    answer
+}
+
+fn state_of(machine: &serde_json::Value) -> String {
+    let status = qmp(machine, &serde_json::json!({ "execute": "query-status" }));
+    status["status"].as_str().unwrap().to_owned()
+}
+
+/// Writes to the machine's disk as the guest would.
+fn write(machine: &serde_json::Value, pattern: u8, offset: u64) {
+    let disk = "/machine/peripheral-anon/device[0]/virtio-backend";
+    let line = format!("qemu-io -d {disk} \"write -P {pattern} {offset} 4k\"");
+    let arguments = serde_json::json!({ "command-line": line });
+    let execute = "human-monitor-command";
+    let asked = serde_json::json!({ "execute": execute, "arguments": arguments });
+    qmp(machine, &asked);
+}
+
+/// The terminal is gone before the machine has run at all: the server lets it run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_was_started_runs_without_whoever_asked_for_it() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (server, _host) = replicated(&config, 9).await;
+    for signal in [rustix::process::Signal::KILL, rustix::process::Signal::HUP] {
+        let mut asked = Command::new(env!("CARGO_BIN_EXE_tidelock-backup"))
+            .args(["--config", config.to_str().unwrap()])
+            .args(BOOT)
+            .args(["--accept-machine", "--console"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = BufReader::new(asked.stderr.take().unwrap()).lines();
+        assert!(told.any(|line| line.unwrap().starts_with("booting: ")), "{signal:?}");
+        let pid = rustix::process::Pid::from_raw(asked.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        asked.wait().unwrap();
+        let running = machines(&config);
+        let _ends = Ends(pid_of(&running[0]) as u32);
+        wait_until("it runs", || state_of(&running[0]) == "running");
+        let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
+        assert!(stopped.status.success(), "{stopped:?}");
+        assert!(machines(&config).is_empty());
+    }
+    server.terminate();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_waits_for_its_disks_while_the_server_is_killed_and_started_again() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (server, _host) = replicated(&config, 9).await;
+    let booted = cli(&config, &[&BOOT[..], &["--accept-machine"]].concat());
+    assert!(booted.status.success(), "{booted:?}");
+    let machine = machines(&config).remove(0);
+    let _ends = Ends(pid_of(&machine) as u32);
+    write(&machine, 7, 0);
+
+    server.kill();
+    let writes = {
+        let machine = machine.clone();
+        std::thread::spawn(move || write(&machine, 9, 4096))
+    };
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!writes.is_finished(), "it waits, and has no error");
+    let server = Process::start(&config);
+    writes.join().unwrap();
+    assert_eq!(machines(&config), std::slice::from_ref(&machine));
+    assert_eq!(state_of(&machine), "running");
+    write(&machine, 5, 8192);
+
+    let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    assert!(machines(&config).is_empty());
+    let disk = exported(&config, "latest", dir.path());
+    for (nth, pattern) in [7, 9, 5].into_iter().enumerate() {
+        let block = &disk[nth * 4096..][..4096];
+        assert!(block.iter().all(|byte| *byte == pattern), "block {nth}: {}", block[0]);
+    }
+    server.terminate();
+}
+
+/// The record of a machine outlives it, if the server is away at its end, and its pid may be somebody else's by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_ended_without_the_server_is_forgotten_and_a_reused_pid_is_not_ended() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (server, _host) = replicated(&config, 9).await;
+    let boot = [&BOOT[..], &["--accept-machine"]].concat();
+    assert!(cli(&config, &boot).status.success());
+    let pid = pid_of(&machines(&config)[0]);
+    server.kill();
+    drop(Ends(pid as u32));
+    let mut bystander = Command::new("sleep").arg("600").spawn().unwrap();
+    let record = dir.path().join("data/guests/shop/db.json");
+    let text = std::fs::read_to_string(&record).unwrap();
+    let reused = text.replace(&format!("\"pid\": {pid}"), &format!("\"pid\": {}", bystander.id()));
+    assert_ne!(text, reused);
+    std::fs::write(&record, reused).unwrap();
+
+    let server = Process::start(&config);
+    assert!(machines(&config).is_empty() && !record.exists());
+    assert!(bystander.try_wait().unwrap().is_none(), "it goes on");
+    let again = cli(&config, &boot);
+    assert!(again.status.success(), "{again:?}");
+    let _ends = Ends(pid_of(&machines(&config)[0]) as u32);
+
+    // A machine that ends by itself is noticed at once, without a question to the server.
+    drop(Ends(pid_of(&machines(&config)[0]) as u32));
+    wait_until("its record is gone", || !record.exists());
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
     server.terminate();
 }
 

@@ -93,7 +93,7 @@ def recovered(run):
     assert "memory 64 MiB" in terminal.said.decode()
     terminal.type(b"yes\n")
     terminal.wait_for("Ctrl-] leaves it")
-    pid = the_machine(pair)["pid"]
+    pid = the_machine(pair)["handle"]["process"]["pid"]
     started = start_time(pid)
     run.note(pid=pid, start=started)
     yield pair, terminal

@@ -8,6 +8,7 @@ use crate::server::control::{Reply, Request};
 use crate::server::machines::{BootAsk, Booted, MachineStatus};
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{self, IsTerminal};
+use tidelock_targets::Settings;
 
 /// Machine options of the command line. They are checked before the recovery starts, so that a mistake stops it.
 pub(super) struct Boot {
@@ -32,12 +33,14 @@ impl Boot {
             Ok((member, machine))
         });
         let ask = BootAsk {
-            networks: args.networks.clone(),
             machines: machines.collect::<Result<_>>()?,
-            accelerator: args.accelerator.clone(),
-            memory_mib: args.memory_mib,
-            qemu: args.qemu.clone(),
-            arguments: args.qemu_arguments.clone(),
+            settings: Settings {
+                networks: args.networks.clone(),
+                accelerator: args.accelerator.clone(),
+                memory_mib: args.memory_mib,
+                qemu: args.qemu.clone(),
+                arguments: args.qemu_arguments.clone(),
+            },
         };
         Ok(Self { ask })
     }
@@ -86,6 +89,9 @@ impl Boot {
     /// Boots every member that was recovered, and those that have no disks here.
     pub(super) async fn run(&self, client: &Client, args: &Recover) -> Result<()> {
         let (booted, mut call) = self.boot(client, args, false).await?;
+        for note in &booted.notes {
+            eprintln!("{note}");
+        }
         for command in &booted.commands {
             eprintln!("booting: {command}");
         }
@@ -105,13 +111,13 @@ impl Boot {
     }
 }
 
-/// Prints a running machine's process id, user, console command and monitor socket.
-pub(super) fn tell(machine: &MachineStatus) {
-    let MachineStatus { group, member, pid, sockets, user, .. } = machine;
-    let user = user.as_deref().unwrap_or("the server's user");
+/// Says where a machine runs, and how it is seen and stopped from elsewhere.
+pub(super) fn tell(status: &MachineStatus) {
+    let MachineStatus { group, member, machine, .. } = status;
     eprintln!(
-        "{member} runs as QEMU's process {pid}, as {user}. Its console: `tidelock-backup machine attach {group} \
-         {member}`; its monitor: {}",
-        sockets.qmp.display()
+        "{member} runs as {}. It goes on without this terminal: `tidelock-backup machine list` shows it, \
+         `tidelock-backup machine attach {group} {member}` its console, `tidelock-backup machine stop {group} {member}` \
+         shuts it down",
+        machine.place
     );
 }

@@ -24,12 +24,13 @@ pub(super) struct Console {
 /// Connects to the consoles of these machines.
 pub(super) async fn connect(machines: &[MachineStatus]) -> Result<Vec<Console>> {
     let mut consoles = Vec::new();
-    for machine in machines {
-        let path = &machine.sockets.console;
+    for MachineStatus { member, machine, .. } in machines {
+        let path = machine.console.as_ref();
+        let path = path.with_context(|| format!("{member} has no console here"))?;
         let stream = UnixStream::connect(path)
             .await
             .with_context(|| format!("cannot connect to the console {}", path.display()))?;
-        consoles.push(Console { member: machine.member.clone(), stream });
+        consoles.push(Console { member: member.clone(), stream });
     }
     Ok(consoles)
 }

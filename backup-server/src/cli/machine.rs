@@ -79,10 +79,10 @@ async fn running(client: &Client) -> Result<Vec<MachineStatus>> {
 }
 
 /// One line of a list.
-pub(super) fn line(machine: &MachineStatus) -> String {
-    let since = text::utc(machine.since_unix_ms);
-    let MachineStatus { group, member, pid, .. } = machine;
-    format!("machine {member} of group {group} runs here since {since} (QEMU's process {pid})\n")
+pub(super) fn line(status: &MachineStatus) -> String {
+    let since = text::utc(status.since_unix_ms);
+    let MachineStatus { group, member, machine, .. } = status;
+    format!("machine {member} of group {group} runs here since {since} ({})\n", machine.place)
 }
 
 /// Goes through the descriptions that hosts have sent. `given`: the operator has given another one for this member.

@@ -562,7 +562,7 @@ async fn serve(
     exports: &Exports,
     views: &Arc<Views>,
     snapshots: &Arc<Snapshots>,
-    machines: &Machines,
+    machines: &Arc<Machines>,
 ) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();

@@ -104,7 +104,7 @@ impl Exports {
     }
 
     /// Gives a directory below `exports_dir` to a user, and lets everybody pass, and no more, through those above it.
-    pub fn give_dir(&self, dir: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    fn give_dir(&self, dir: &Path, uid: u32, gid: u32) -> io::Result<()> {
         let config = self.registry.config();
         for above in [&config.data_dir, &config.exports_dir] {
             let mode = fs::metadata(above)?.permissions().mode();

@@ -105,9 +105,23 @@ impl Server {
         let snapshots_dir = config.snapshots_dir.display().to_string();
         let snapshots = Snapshots::open(&registry, role == Role::Serve);
         let snapshots = snapshots.map_err(listen(snapshots_dir))?;
+        let mut others = Vec::new();
+        for owner in registry.all() {
+            let exports = Arc::clone(&exports);
+            // In the background: a long journal must not keep the other groups waiting.
+            others.push(tokio::spawn(async move {
+                match exports.offer(&owner.group).await {
+                    Ok(Some(disks)) => {
+                        tracing::info!(group = &*owner.group, ?disks, "recovered disks offered");
+                    }
+                    Ok(None) => {}
+                    Err(error) => tracing::error!(group = &*owner.group, "exports: {error}"),
+                }
+            }));
+        }
         let guests_dir = config.data_dir.join("guests").display().to_string();
-        let machines = Machines::open(Arc::clone(&registry), Arc::clone(&exports));
-        let machines = Arc::new(machines.map_err(listen(guests_dir))?);
+        let machines = Machines::open(Arc::clone(&registry), Arc::clone(&exports)).await;
+        let machines = machines.map_err(listen(guests_dir))?;
         let control = bind_control(&config)?;
         let (stop, stopping) = watch::channel(false);
         let mut server = Self {
@@ -118,7 +132,7 @@ impl Server {
             address: None,
             stop,
             hosts: None,
-            others: Vec::new(),
+            others,
         };
         server.others.push(tokio::spawn(control::run(
             control,
@@ -144,19 +158,6 @@ impl Server {
         if let Some(address) = config.exports_tcp {
             let nbd = TcpListener::bind(address).await.map_err(listen(address.to_string()))?;
             server.others.push(tokio::spawn(exports::run_tcp(nbd, Arc::clone(&registry))));
-        }
-        for owner in registry.all() {
-            let exports = Arc::clone(&exports);
-            // In the background: a long journal must not keep the other groups waiting.
-            server.others.push(tokio::spawn(async move {
-                match exports.offer(&owner.group).await {
-                    Ok(Some(disks)) => {
-                        tracing::info!(group = &*owner.group, ?disks, "recovered disks offered");
-                    }
-                    Ok(None) => {}
-                    Err(error) => tracing::error!(group = &*owner.group, "exports: {error}"),
-                }
-            }));
         }
         Ok(server)
     }

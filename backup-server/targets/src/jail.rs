@@ -2,10 +2,10 @@
 //! change users runs QEMU as another one. One that may not has no privileges to lose, and QEMU gets the server's own user.
 //! Either way QEMU has no capability, can gain none, and has QEMU's own seccomp filter.
 
+use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::io;
-use std::process::Stdio;
-use tokio::process::Command;
+use std::process::{Command, Stdio};
 
 const CAP_SETUID: u32 = 7;
 const CAP_NET_ADMIN: u32 = 12;
@@ -16,13 +16,13 @@ const KVM_GROUP: &str = "kvm";
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 /// QEMU's confinement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Jail {
     user: Option<User>,
 }
 
 /// A user that is not the server's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// Its name.
     pub name: String,
@@ -97,7 +97,8 @@ async fn number(words: &[&str]) -> io::Result<u32> {
 
 /// Runs a program and returns its standard output. A failed exit status is an error that holds its standard error.
 pub async fn output(words: &[&str]) -> io::Result<String> {
-    let ended = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output().await?;
+    let mut command = tokio::process::Command::new(words[0]);
+    let ended = command.args(&words[1..]).stdin(Stdio::null()).output().await?;
     if ended.status.success() {
         return Ok(String::from_utf8_lossy(&ended.stdout).into_owned());
     }
@@ -112,7 +113,7 @@ mod tests {
     #[tokio::test]
     async fn whoever_runs_in_it_has_no_capability_and_is_not_root() {
         let jail = Jail::new("nobody").await.unwrap();
-        let ended = jail.command("cat").arg("/proc/self/status").output().await.unwrap();
+        let ended = jail.command("cat").arg("/proc/self/status").output().unwrap();
         let status = String::from_utf8_lossy(&ended.stdout).into_owned();
         let of = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));

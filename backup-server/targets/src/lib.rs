@@ -1,17 +1,39 @@
-//! Where a recovered member runs: with QEMU, with nothing from the dead site. The description of the machine was sent when
-//! protection began, and says no more than sizes, kinds and names. Files and QEMU arguments are this site's own.
+//! Where a recovered member runs: with nothing from the dead site. The description of the machine was sent when protection
+//! began, and says no more than sizes, kinds and names. Files and QEMU arguments are this site's own.
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`site`] | `boot.toml`: what this site says about machines |
-//! | [`qemu`] | QEMU's command line |
-//! | [`jail`] | the user that QEMU runs as |
+//! | `target` | the trait that each target implements, and the steps of a machine's life |
+//! | [`qemu`] | QEMU on this host |
+//! | `site` | `boot.toml`: what this site says about machines |
+//! | `jail` | the user that QEMU runs as |
+//! | `network` | taps and bridges of this host |
 #![forbid(unsafe_code)]
 
 mod disk;
-pub mod jail;
+mod jail;
+mod network;
 pub mod qemu;
-pub mod site;
+mod site;
+mod target;
 
 pub use disk::ExportedDisk;
-pub use qemu::{BootError, Guest, Overrides, Sockets, command_line};
+pub use target::{Checked, DiskUser, Guest, Later, Plan, Prepared, Settings, Status, Stop, Target};
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Files of this site that say how machines run.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// `boot.toml`.
+    pub boot_file: PathBuf,
+    /// Directory that relative paths in it start from.
+    pub boot_dir: PathBuf,
+}
+
+/// All targets of this site. New machines run at the first one.
+#[must_use]
+pub fn targets(places: &Places) -> Vec<Arc<dyn Target>> {
+    vec![Arc::new(qemu::Qemu::new(places.clone()))]
+}

@@ -1,8 +1,8 @@
 //! QEMU's command line for a recovered machine.
 
-use crate::ExportedDisk;
 use crate::jail::SANDBOX;
 use crate::site::{OfMember, Site};
+use crate::{ExportedDisk, Guest};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -10,49 +10,35 @@ use tidelock_protocol::machine::{Bus, Card, Chipset, Firmware, Machine, MachineD
 
 /// Settings of one boot that replace parts of the machine's description or add to it.
 #[derive(Clone, Debug, Default)]
-pub struct Overrides {
+pub(super) struct Overrides {
     /// The accelerator: `kvm` or `tcg`, which works everywhere.
-    pub accelerator: String,
+    pub(super) accelerator: String,
     /// Another memory size.
-    pub memory_mib: Option<u64>,
+    pub(super) memory_mib: Option<u64>,
     /// Directory that relative paths in `boot.toml` start from.
-    pub boot_dir: PathBuf,
+    pub(super) boot_dir: PathBuf,
     /// Name and connection of each network: (`lan`, `tap:tap0`), (`net0`, `user`).
-    pub networks: Vec<(String, String)>,
+    pub(super) networks: Vec<(String, String)>,
     /// More arguments, at the end. `{member}` in one is the member's name.
-    pub arguments: Vec<String>,
+    pub(super) arguments: Vec<String>,
     /// The machine is not to run: its disks are empty and nobody's.
-    pub rehearses: bool,
-}
-
-/// A machine to be started.
-#[derive(Clone, Debug)]
-pub struct Guest {
-    /// The member's name.
-    pub member: String,
-    /// Its description.
-    pub machine: Machine,
-    /// The member's entry in `boot.toml`.
-    pub of_site: OfMember,
-    /// Its protected disks, by name without the member's.
-    pub disks: Vec<(String, ExportedDisk)>,
+    pub(super) rehearses: bool,
 }
 
 /// The sockets of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sockets {
+pub(super) struct Sockets {
     /// The serial console.
-    pub console: PathBuf,
+    pub(super) console: PathBuf,
     /// A QMP monitor for the operator and `tidelock adopt`.
-    pub qmp: PathBuf,
+    pub(super) qmp: PathBuf,
     /// The server's own QMP monitor.
-    pub monitor: PathBuf,
+    pub(super) monitor: PathBuf,
 }
 
 impl Sockets {
     /// Those of a member below a directory.
-    #[must_use]
-    pub fn of(dir: &Path, member: &str) -> Self {
+    pub(super) fn of(dir: &Path, member: &str) -> Self {
         let path = |kind: &str| dir.join(format!("{member}.{kind}"));
         Self { console: path("console"), qmp: path("qmp"), monitor: path("monitor") }
     }
@@ -60,12 +46,12 @@ impl Sockets {
 
 /// Why a machine cannot be booted.
 #[derive(Debug, Error)]
-pub enum BootError {
+pub(super) enum BootError {
     /// A file is not at this site.
     #[error(
         "the {what} {path} of {member} is not there: boot.toml names it (relative paths are below {boot_dir})"
     )]
-    NoFile {
+    MissingFile {
         /// Kernel, initrd, firmware.
         what: &'static str,
         /// Where it was looked for.
@@ -79,7 +65,7 @@ pub enum BootError {
     #[error(
         "{member} boots by UEFI, and {path} is not there: install the package ovmf, or set `uefi` in boot.toml"
     )]
-    NoUefi {
+    MissingUefi {
         /// The member.
         member: String,
         /// The path where the firmware was expected.
@@ -89,7 +75,7 @@ pub enum BootError {
     #[error(
         "the description of {member} names the disk {disk}, which is not protected: it has {has}"
     )]
-    NoDisk {
+    UnprotectedDisk {
         /// The member.
         member: String,
         /// The disk.
@@ -97,23 +83,23 @@ pub enum BootError {
         /// The protected ones.
         has: String,
     },
-    /// An override that means nothing.
-    #[error(
-        "--network {0}: write NAME=tap:INTERFACE, NAME=bridge:BRIDGE, NAME=user or NAME=none, with \
-         a name of the machines' networks ({1})"
-    )]
-    Network(String, String),
 }
 
-/// The arguments of a machine. It stands still until it is told to go on (`cont`), so that it is on record, and whoever
-/// wants its console is connected, before it runs.
-pub fn command_line(
+/// How long a machine waits for a disk whose server is away, in seconds. Its guest sees a slow disk and no error. Errors
+/// that the server reports are the guest's at once.
+const RECONNECT_DELAY_S: u32 = 30 * 24 * 3600;
+
+/// The arguments of a machine, or everything that is wrong with it. The machine is halted until it is told to go on
+/// (`cont`), so that whoever wants its console is connected before it runs.
+pub(super) fn command_line(
     guest: &Guest,
+    of_site: &OfMember,
     site: &Site,
     sockets: &Sockets,
     overrides: &Overrides,
-) -> Result<Vec<String>, BootError> {
-    let Guest { member, machine, of_site, disks } = guest;
+) -> Result<Vec<String>, Vec<BootError>> {
+    let Guest { member, machine, disks } = guest;
+    let mut wrong = Vec::new();
     let accelerator = &overrides.accelerator;
     let cpu = of_site.cpu.as_deref();
     let cpu = cpu.unwrap_or(if accelerator.starts_with("kvm") { "host" } else { "max" });
@@ -136,36 +122,37 @@ pub fn command_line(
         push(&["-chardev", &listens(id, socket), "-mon"]);
         push(&[&format!("chardev={id},mode=control")]);
     }
-    let file = |what, path: &Path| {
+    let mut file = |what, path: &Path| {
         let path = overrides.boot_dir.join(path);
-        if path.exists() {
-            return Ok(path.display().to_string());
+        let shown = path.display().to_string();
+        if !path.exists() {
+            let (member, boot_dir) = (member.clone(), overrides.boot_dir.clone());
+            wrong.push(BootError::MissingFile { what, path, member, boot_dir });
         }
-        let (member, boot_dir) = (member.clone(), overrides.boot_dir.clone());
-        Err(BootError::NoFile { what, path, member, boot_dir })
+        shown
     };
     match (&of_site.firmware, machine.firmware) {
-        (Some(firmware), _) => push(&["-bios", &file("firmware", firmware)?]),
+        (Some(firmware), _) => push(&["-bios", &file("firmware", firmware)]),
         (None, Firmware::Bios) => {}
-        (None, Firmware::Uefi) => {
-            let path = site.uefi();
-            if !path.exists() {
-                return Err(BootError::NoUefi { member: member.clone(), path });
-            }
-            push(&["-bios", &path.display().to_string()]);
-        }
+        (None, Firmware::Uefi) => push(&["-bios", &site.uefi().display().to_string()]),
     }
     if let Some(kernel) = &of_site.kernel {
-        push(&["-kernel", &file("kernel", kernel)?]);
+        push(&["-kernel", &file("kernel", kernel)]);
     }
     if let Some(initrd) = &of_site.initrd {
-        push(&["-initrd", &file("initrd", initrd)?]);
+        push(&["-initrd", &file("initrd", initrd)]);
+    }
+    if of_site.firmware.is_none() && machine.firmware == Firmware::Uefi && !site.uefi().exists() {
+        wrong.push(BootError::MissingUefi { member: member.clone(), path: site.uefi() });
     }
     if let Some(append) = &of_site.append {
         push(&["-append", append]);
     }
     push(&of_site.arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    let paired = pair(member, &machine.disks, disks)?;
+    let paired = pair(member, &machine.disks, disks).unwrap_or_else(|error| {
+        wrong.push(error);
+        Vec::new()
+    });
     let has = |bus| paired.iter().any(|(device, _)| device.bus == bus);
     if has(Bus::Scsi) {
         push(&["-device", "virtio-scsi-pci"]);
@@ -181,7 +168,7 @@ pub fn command_line(
             }
             false => format!(
                 "driver=nbd,node-name=disk{nth},server.type=unix,server.path={},export={},\
-                 discard=unmap,reconnect-delay=60",
+                 discard=unmap,reconnect-delay={RECONNECT_DELAY_S}",
                 path(&disk.socket),
                 escaped(&disk.name)
             ),
@@ -196,11 +183,11 @@ pub fn command_line(
         let device = format!("{kind},drive=disk{nth}{}", serial.unwrap_or_default());
         push(&["-blockdev", &blockdev, "-device", &device]);
     }
-    for parts in networks(machine, &overrides.networks)? {
+    for parts in networks(machine, &overrides.networks) {
         push(&parts.iter().map(String::as_str).collect::<Vec<_>>());
     }
     line.extend(overrides.arguments.iter().map(|argument| argument.replace("{member}", member)));
-    Ok(line)
+    if wrong.is_empty() { Ok(line) } else { Err(wrong) }
 }
 
 /// Devices with their disks: by name; or, if no name fits (libvirt's names are its own), by
@@ -225,7 +212,7 @@ fn pair<'a>(
         .iter()
         .map(|device| match find(&device.name) {
             Some(disk) => Ok((device.clone(), disk)),
-            None => Err(BootError::NoDisk {
+            None => Err(BootError::UnprotectedDisk {
                 member: member.to_owned(),
                 disk: device.name.clone(),
                 has: known(),
@@ -234,18 +221,9 @@ fn pair<'a>(
         .collect()
 }
 
-/// The devices of the networks. A bridge is a tap by now: see `server/machines`.
-fn networks(
-    machine: &Machine,
-    connections: &[(String, String)],
-) -> Result<Vec<Vec<String>>, BootError> {
+/// The devices of the networks. A network of a bridge is connected by a tap.
+fn networks(machine: &Machine, connections: &[(String, String)]) -> Vec<Vec<String>> {
     let names = machine.network_names();
-    let known = || if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    for (name, how) in connections {
-        if !is_connection(how) || !names.contains(name) {
-            return Err(BootError::Network(format!("{name}={how}"), known()));
-        }
-    }
     let mut lines = Vec::new();
     for (nth, (device, name)) in machine.networks.iter().zip(&names).enumerate() {
         let how = connections.iter().find(|(n, _)| n == name).map_or("none", |(_, how)| how);
@@ -274,14 +252,7 @@ fn networks(
         line.extend(["-device".to_owned(), card]);
         lines.push(line);
     }
-    Ok(lines)
-}
-
-/// True if a network can be connected in this way.
-#[must_use]
-pub fn is_connection(how: &str) -> bool {
-    let names = |prefix: &str| how.strip_prefix(prefix).is_some_and(|name| !name.is_empty());
-    how == "user" || how == "none" || names("tap:") || names("bridge:")
+    lines
 }
 
 /// QEMU's option lists double a comma that is meant.
@@ -290,8 +261,7 @@ fn escaped(value: &str) -> String {
 }
 
 /// A command line as a shell would take it.
-#[must_use]
-pub fn shell(line: &[String]) -> String {
+pub(super) fn shell(line: &[String]) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./=,:+@%".contains(&b);
     let quote = |arg: &String| {
         if !arg.is_empty() && arg.bytes().all(plain) {
@@ -320,16 +290,16 @@ mod tests {
             .to_vec()
     }
 
-    fn line(json: &str, site: &Site, overrides: &Overrides) -> Result<String, BootError> {
+    fn line(json: &str, site: &Site, overrides: &Overrides) -> Result<String, Vec<BootError>> {
         let guest = Guest {
             member: "vm".into(),
             machine: serde_json::from_str(json).unwrap(),
-            of_site: site.of("shop", "vm"),
             disks: disks(),
         };
         let sockets = Sockets::of(Path::new("/run"), "vm");
         let overrides = Overrides { accelerator: "tcg".into(), ..overrides.clone() };
-        Ok(command_line(&guest, site, &sockets, &overrides)?.join(" "))
+        let of_site = site.of("shop", "vm");
+        Ok(command_line(&guest, &of_site, site, &sockets, &overrides)?.join(" "))
     }
 
     fn site(keys: &str) -> Site {
@@ -349,7 +319,7 @@ mod tests {
         let site = site("arguments = [\"-vga\", \"std\"]");
         let real = line(json, &site, &overrides).unwrap();
         let expected = "-vga std -blockdev driver=nbd,node-name=disk0,server.type=unix,\
-            server.path=/e,,x/vm.data.sock,export=vm.data,discard=unmap,reconnect-delay=60 \
+            server.path=/e,,x/vm.data.sock,export=vm.data,discard=unmap,reconnect-delay=2592000 \
             -device virtio-blk-pci,drive=disk0 -blockdev";
         assert!(real.contains(expected), "{real}");
         assert!(real.contains("-device ide-hd,drive=disk1"), "{real}");
@@ -364,18 +334,21 @@ mod tests {
     #[test]
     fn what_is_not_at_this_site_is_named() {
         let overrides = Overrides { boot_dir: "/nowhere".into(), ..Overrides::default() };
-        let plain = r#"{"memory_mib": 1}"#;
-        let error = line(plain, &site("kernel = \"vmlinuz\""), &overrides).unwrap_err();
-        assert!(error.to_string().contains("/nowhere/vmlinuz of vm is not there"), "{error}");
-        let uefi = toml::from_str("uefi = \"/nowhere/uefi\"").unwrap();
-        let error =
-            line(r#"{"memory_mib": 1, "firmware": "uefi"}"#, &uefi, &overrides).unwrap_err();
-        assert!(error.to_string().contains("/nowhere/uefi"), "{error}");
-        let none = Site::default();
-        let error = line(r#"{"memory_mib": 1, "disks": [{"name": "x"}]}"#, &none, &overrides);
-        assert!(matches!(error, Err(BootError::NoDisk { .. })));
-        let overrides = Overrides { networks: vec![("x".into(), "user".into())], ..overrides };
-        assert!(matches!(line(plain, &none, &overrides), Err(BootError::Network(..))));
+        let text = "uefi = \"/nowhere/uefi\"\n[[machine]]\ngroup = \"shop\"\nmember = \"vm\"\n\
+                    kernel = \"vmlinuz\"\ninitrd = \"rd\"\n";
+        let site = toml::from_str(text).unwrap();
+        let json = r#"{"memory_mib": 1, "firmware": "uefi", "disks": [{"name": "x"}]}"#;
+        let wrong = line(json, &site, &overrides).unwrap_err();
+        let told: Vec<_> = wrong.iter().map(ToString::to_string).collect();
+        for part in [
+            "/nowhere/vmlinuz of vm is not there",
+            "/nowhere/rd of vm is not there",
+            "/nowhere/uefi is not there",
+            "names the disk x",
+        ] {
+            assert!(told.iter().any(|text| text.contains(part)), "{part} in {told:?}");
+        }
+        assert_eq!(told.len(), 4, "{told:?}");
     }
 
     #[test]
