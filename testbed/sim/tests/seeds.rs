@@ -156,13 +156,12 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 fn known_seed(name: &str) -> u64 {
     match name {
         "fence-ignored-in-async" => 3,
-        "difference-forgotten"
-        | "difference-ignored"
+        "difference-ignored"
         | "lease-ignored"
         | "outsider-merged"
         | "unbounded-backlog"
         | "view-after-its-time" => 2,
-        "epoch-not-durable" | "no-calm" | "switch-forgotten" => 3,
+        "epoch-not-durable" | "no-calm" => 3,
         "map-older-wins" => 7,
         "old-epoch-accepted" | "one-too-early" | "seeded-is-whole" | "times-alone" => 4,
         "cut-of-each-maximum"
@@ -174,23 +173,24 @@ fn known_seed(name: &str) -> u64 {
         "ceiling-passed" | "damage-folded-as-good" | "damage-not-listed" | "waypoint-too-early" => {
             8
         }
-        "redone-backwards" | "written-before-kept" => 10,
-        "boot-ignored" => 20,
-        "others-not-awaited" => 12,
-        "removed-holds-watermark" => 17,
+        "redone-backwards" => 10,
+        "hlc-goes-back" | "others-not-awaited" => 12,
+        "difference-forgotten" => 15,
+        "admitted-is-back" | "removed-holds-watermark" => 17,
         "over-before-covered" | "policy-forgotten" | "queue-is-silence" => 18,
         "any-entry-covers" => 19,
-        "async-before-contact" | "hlc-goes-back" => 22,
+        "written-before-kept" => 20,
+        "async-before-contact" => 22,
         "first-entry-only" | "sum-covers" => 34,
         "copies-starve" | "only-when-idle" => 48,
-        "admitted-is-back" => 51,
         "ack-over-gap" => 58,
         "rebuilt-next-to-pending" => 84,
         "torn-tail-kept" => 161,
-        "newcomer-not-waited-for" => 303,
-        "unrecorded-unmapped" => 207,
-        "older-connection-wins" => 260,
-        "unrecorded-unnamed" => 317,
+        "newcomer-not-waited-for" => 164,
+        "unrecorded-unnamed" => 175,
+        "older-connection-wins" => 215,
+        "boot-ignored" => 254,
+        "unrecorded-unmapped" => 492,
         "floor-not-awaited" => 115,
         "activity-unflushed" => 2,
         "activity-forgotten" => 168,
