@@ -191,7 +191,7 @@ fn known_seed(name: &str) -> u64 {
         "older-connection-wins" => 215,
         "boot-ignored" => 254,
         "unrecorded-unmapped" => 492,
-        "floor-not-awaited" => 115,
+        "floor-not-awaited" => 457,
         "activity-unflushed" => 2,
         "activity-forgotten" => 168,
         "grown-is-whole" => 16,
