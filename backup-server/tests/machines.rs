@@ -236,7 +236,9 @@ async fn a_machine_that_was_started_runs_without_whoever_asked_for_it() {
     let config = config(dir.path(), "");
     let (server, _host) = replicated(&config, 9).await;
     for signal in [rustix::process::Signal::KILL, rustix::process::Signal::HUP] {
-        let mut asked = Command::new(env!("CARGO_BIN_EXE_tidelock-backup"))
+        // Also if this run was started by nohup.
+        let mut asked = Command::new("env")
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_tidelock-backup")])
             .args(["--config", config.to_str().unwrap()])
             .args(BOOT)
             .args(["--accept-machine", "--console"])
