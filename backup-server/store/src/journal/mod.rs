@@ -272,7 +272,8 @@ impl<S: Storage> Journal<S> {
         state: State,
         options: Options,
     ) -> Result<Self, JournalError> {
-        storage.create_dir(dir).map_err(JournalError::io("make the journal's directory"))?;
+        tidelock_storage::create_dirs(&storage, dir)
+            .map_err(JournalError::io("make the journal's directory"))?;
         let mut journal = Self {
             storage,
             dir: dir.to_owned(),
