@@ -174,9 +174,7 @@ async fn a_machine_is_the_servers_and_each_disk_has_one_guest() {
     attached.wait().unwrap();
     assert_eq!(pid_of(&machines(&config)[0]), pid);
 
-    let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
-    assert!(stopped.status.success(), "{stopped:?}");
-    assert!(machines(&config).is_empty());
+    stop_now(&config);
     wait_until("QEMU is gone", || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
         stat.map_or(true, |stat| stat.contains(") Z"))
@@ -255,9 +253,7 @@ async fn a_machine_that_was_started_runs_without_whoever_asked_for_it() {
         let running = machines(&config);
         let _ends = Ends(pid_of(&running[0]) as u32);
         wait_until("it runs", || state_of(&running[0]) == "running");
-        let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
-        assert!(stopped.status.success(), "{stopped:?}");
-        assert!(machines(&config).is_empty());
+        stop_now(&config);
     }
     server.terminate();
 }
@@ -289,9 +285,7 @@ async fn a_machine_waits_for_its_disks_while_the_server_is_killed_and_started_ag
     assert_eq!(state_of(&machine), "running");
     write(&machine, 5, 8192);
 
-    let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
-    assert!(stopped.status.success(), "{stopped:?}");
-    assert!(machines(&config).is_empty());
+    stop_now(&config);
     let disk = exported(&config, "latest", dir.path());
     for (nth, pattern) in [7, 9, 5].into_iter().enumerate() {
         let block = &disk[nth * 4096..][..4096];
@@ -334,6 +328,13 @@ async fn a_machine_that_ended_without_the_server_is_forgotten_and_a_reused_pid_i
     bystander.kill().unwrap();
     bystander.wait().unwrap();
     server.terminate();
+}
+
+/// Stops the machine of the group, which has no other.
+fn stop_now(config: &Path) {
+    let stopped = cli(config, &["machine", "stop", "shop", "--now"]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    assert!(machines(config).is_empty());
 }
 
 /// A client that has the export open (NBD_OPT_EXPORT_NAME).

@@ -201,7 +201,7 @@ impl Watched {
         Self { watch: Watch::new(settings), is_alone, port, link, view, pulse }
     }
 
-    /// What is to be seen of it.
+    /// The member as the watch sees it.
     #[must_use]
     pub fn sight(&self, now: MonoNanos, is_ending: bool) -> Sight {
         let stands = Standing { is_ending, is_alone: self.is_alone, phase: self.view.phase() };

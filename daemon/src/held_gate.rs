@@ -19,7 +19,7 @@ pub struct HeldGate {
     pub writer: Option<WriterId>,
     /// Its P.
     pub pending: Arc<Pending>,
-    /// What a packet waits for.
+    /// The form of stamps: a packet waits for a vector, or for a time.
     pub form: Form,
     /// The last floor.
     pub floor: Mutex<(CountVector, Hlc)>,

@@ -102,7 +102,7 @@ impl<S: Storage> Records<S> {
         self.keep(DEGRADED, &Degraded { format: FORMAT, since_unix_ms })
     }
 
-    /// That is over.
+    /// Clients see nothing any more that a disaster undoes.
     pub fn forget_degraded(&self) -> io::Result<()> {
         self.forget(DEGRADED)
     }
@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(records.switched_at_unix_ms(), Some(0), "{content}");
             assert!(records.is_adopting(), "{content}");
         }
-        // As format 1 was written.
+        // Files of format 1.
         put(DEGRADED, r#"{"format": 1, "since_unix_ms": 7}"#);
         put(SWITCHED, r#"{"format": 1, "epoch": 3, "at_unix_ms": 8}"#);
         let found = (records.degraded_since_unix_ms(), records.switched_at_unix_ms());

@@ -38,7 +38,7 @@ use tidelock_uring::BufPool;
 /// by what their file systems write back in.
 const LAST_WRITE_MAX_S: i64 = 60;
 
-/// Why a member cannot be started.
+/// Error of a member's start.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// Its state.
@@ -52,7 +52,7 @@ pub enum StartError {
     Log {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The directory of its backlog on disk, or its files.
@@ -76,13 +76,13 @@ pub struct GroupStart {
     pub lease_ms: u64,
     /// The time that the backup waits after the last renewal.
     pub grace_ms: u64,
-    /// How dependencies are written.
+    /// The form of dependencies.
     pub form: Form,
-    /// What all hosts agree on, if the group has several members, or ever had.
+    /// Members that all hosts agree on, if the group has several members, or ever had.
     pub peers: Option<Vec<String>>,
     /// The interval at which a writer of several says that it has nothing to write.
     pub idle_interval: Duration,
-    /// By how much the wall clock may jump.
+    /// The most that the wall clock may jump.
     pub max_clock_lead: Duration,
     /// Guests are served also if the backup is not reached.
     pub serves_unreached: bool,
@@ -92,7 +92,7 @@ pub struct GroupStart {
     pub switched_over: bool,
     /// The text of [`fence_of`].
     pub fenced: Option<String>,
-    /// What it does without the backup, as the backup hears it first.
+    /// The policy without the backup, as the backup hears it first.
     pub policy: Policy,
 }
 
@@ -114,7 +114,7 @@ pub struct MemberStart<S> {
     pub wall_ms: u64,
 }
 
-/// What a writer has besides.
+/// The parts of a writer besides those of a member.
 pub struct WriterStart<S, F> {
     /// Its index.
     pub writer: WriterId,
@@ -130,7 +130,7 @@ pub struct WriterStart<S, F> {
     pub log: LogStart<S>,
     /// Its backlog on disk, if it has one.
     pub backlog: Option<BacklogStart>,
-    /// How far it may be ahead of the backup.
+    /// Bytes that the writer may be ahead of the backup.
     pub backlog_limit_bytes: u64,
     /// The alignment of extents that are ordered.
     pub lock_align_bytes: u64,
@@ -138,16 +138,16 @@ pub struct WriterStart<S, F> {
     pub copy_bounds: Bounds,
     /// Memory for data of disks.
     pub pool: BufPool,
-    /// Where P goes.
+    /// The writer's entry in P.
     pub pending: Arc<dyn PublishPending>,
 }
 
 /// The times of the last writes, in seconds since the Unix epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Written {
-    /// To what the daemon writes before it writes to a disk: the activity log and the segments of a backlog on disk.
+    /// The last write to the activity log or to a segment of a backlog on disk, which precede writes to disks.
     pub evidence_s: Option<i64>,
-    /// To each image, with its path.
+    /// The last write to each image, with its path.
     pub images: Vec<(PathBuf, i64)>,
 }
 
@@ -157,7 +157,7 @@ pub struct LogStart<S> {
     pub place: LogPlace<S>,
     /// The geometry of a new one; `None`: none is kept.
     pub geometry: Option<Geometry>,
-    /// What is there.
+    /// The log that was found.
     pub found: Result<Found, Unusable>,
 }
 
@@ -171,7 +171,7 @@ pub struct BacklogStart {
     pub memory_limit_bytes: u64,
     /// At the limit guests go on.
     pub stands_at_limit: bool,
-    /// This boot of the host.
+    /// The id of this boot of the host.
     pub boot: [u8; 16],
     /// Does again on the local disks what may not have ended.
     pub redo: Box<dyn FnOnce(Redo) -> Result<u64, String> + Send>,
@@ -179,19 +179,19 @@ pub struct BacklogStart {
 
 /// The parts of a writer.
 pub struct StartedWriter<S, F> {
-    /// Of its owner loop.
+    /// The parts of its owner loop.
     pub owner: OwnerParts<F>,
     /// Its end of the link.
     pub link: LinkMember<ToOwner>,
     /// Its state.
     pub state: MemberState<S>,
-    /// What the link counts.
+    /// Counters of the link.
     pub link_stats: Arc<LinkStats>,
-    /// What the last run has left.
+    /// State that the last run has left.
     pub opened: Opened,
     /// The disks are not those of the run on record.
     pub changed: Option<String>,
-    /// Why the backlog of that run is not gone on with.
+    /// The reason why the backlog of that run is given up.
     pub not_gone_on: Option<WhyNot>,
 }
 
@@ -201,12 +201,12 @@ pub struct StartedFollower<S> {
     pub link: LinkMember<ToOwner>,
     /// Its state.
     pub state: MemberState<S>,
-    /// What the link counts.
+    /// Counters of the link.
     pub link_stats: Arc<LinkStats>,
 }
 
-/// Why the group is fenced, if the backup has told that to any of its members here. It holds for all of them, and until an
-/// operator says otherwise: the backup's data may be older by now than what it said.
+/// The reason why the group is fenced, if the backup has told any of its members here. A fence holds for all of them
+/// until an operator says otherwise: the backup's data may be older by now than what it said.
 pub fn fence_of<S: Storage>(
     group: &str,
     members: impl IntoIterator<Item = StateFile<S>>,
@@ -276,7 +276,7 @@ pub fn writer<S: Storage + Send + 'static, F>(
     state.found_disks(marks.iter().map(|mark| lasting(mark)).collect());
     let changed = changed_since(&opened, &marks, &written);
     let (mut left, mut not_gone_on) = (None, None);
-    // What the guest has heard must be known: the next records depend on it.
+    // The next records depend on all that the guest has heard.
     let may_go_on = !group.switched_over && group.fenced.is_none() && gate.awaits_floor().is_none();
     if let (Some(backlog), Some((run, epoch)), None) = (&backlog, unclean, &changed)
         && may_go_on
@@ -321,7 +321,7 @@ pub fn writer<S: Storage + Send + 'static, F>(
         nonce: opened.run.nonce,
         before: opened.before.filter(|_| changed.is_none()),
         marks: match &opened.clean {
-            // They are not as they were any more, and what was written is in the activity log.
+            // The disks were written to since; the activity log has the extents.
             Some(clean) if clean.served => clean.marks.clone(),
             _ => marks,
         },
@@ -367,7 +367,7 @@ pub fn writer<S: Storage + Send + 'static, F>(
     Ok(StartedWriter { owner, link, state, link_stats, opened, changed, not_gone_on })
 }
 
-/// What the link is told of a member besides.
+/// Parts of a member's end of the link.
 struct LinkEnd {
     says_unreached: Option<bool>,
     role: Role,
@@ -423,7 +423,7 @@ impl GroupStart {
     fn serves_unreached_after(&self) -> Option<Duration> {
         match (self.serves_unreached, self.awaits_adoption) {
             _ if self.fenced.is_some() => None,
-            // It is not looked for, and clients of the guest are answered elsewhere at this moment.
+            // Nobody waits for the backup here: clients of the guest are answered elsewhere at this moment.
             (_, true) => Some(Duration::ZERO),
             (true, false) => Some(owner::PATIENCE),
             (false, false) => None,
@@ -503,7 +503,7 @@ fn key_of(identity: &Identity, run: RunId) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// By number: also those that the group has no more.
+/// All disks by number, with those that the group has no more.
 fn with_removed<F>(disks: &[(DiskSpec, F)], removed: &[DiskSpec]) -> Vec<DiskSpec> {
     let mut all: Vec<_> = disks.iter().map(|(spec, _)| spec).chain(removed).cloned().collect();
     all.sort_by_key(|disk| disk.id);

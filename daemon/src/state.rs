@@ -109,7 +109,7 @@ struct Content {
     serves_unreached_kept: bool,
 }
 
-/// Where a member's state is.
+/// The place of a member's state.
 #[derive(Clone, Debug)]
 pub struct StateFile<S> {
     storage: S,
@@ -306,7 +306,7 @@ impl<S: Storage> MemberState<S> {
         Ok(raised_ms)
     }
 
-    /// The same with what an owner loop publishes, which hears what is on record. Returns whether it waits for that.
+    /// Raises the ceiling above the times that an owner loop publishes, and tells the loop. True if it waits for that.
     pub fn keep_ceiling(&self, stats: &OwnerStats, view: &OwnerView) -> Result<bool, StateError> {
         let greatest = Hlc(stats.greatest_hlc.load(Ordering::Relaxed));
         let wall_ms = stats.wall_ms.load(Ordering::Relaxed);
@@ -641,7 +641,7 @@ mod tests {
         assert!(matches!(file(&disk).open(1), Err(StateError::Format { .. })));
     }
 
-    /// What a member's daemon was told to be on record.
+    /// Values that a member's daemon was told to be on record.
     #[derive(Clone, Debug, Default)]
     struct Promised {
         incarnation: Incarnation,

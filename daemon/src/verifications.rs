@@ -14,9 +14,9 @@ use tidelock_storage::Storage;
 
 /// Pause between two looks at ends and at the schedule.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long after one that was given up the schedule tries again.
+/// Pause of the schedule after a verification that was given up.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How long a member that was never verified replicates before a schedule of longer spans begins: a start and an
+/// Time that a member that was never verified replicates before a schedule of longer spans begins: a start and an
 /// initial copy have the disks for themselves.
 const FIRST_AFTER: Duration = Duration::from_secs(3600);
 
@@ -25,9 +25,9 @@ const FIRST_AFTER: Duration = Duration::from_secs(3600);
 pub struct Verifications {
     /// The number that have ended.
     pub ended: u64,
-    /// Why the last one was given up, if it was.
+    /// The reason why the last one was given up, if it was.
     pub given_up: Option<String>,
-    /// One was asked for, and has not ended.
+    /// True if a verification was asked for and has not ended.
     wanted: bool,
     scheduled_at: Option<MonoNanos>,
     replicates_since: Option<MonoNanos>,
@@ -57,17 +57,17 @@ pub struct Writer<'a, S> {
     pub state: &'a MemberState<S>,
 }
 
-/// Why one is not begun on command.
+/// Reason why a verification is not begun on command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayNot {
-    /// One runs.
+    /// Another one runs.
     Runs,
     /// The sites are not in step.
     DoesNotReplicate,
 }
 
 impl<S> Writer<'_, S> {
-    /// Whether all is well between the sites. The link knows of a loss before the owner loop hears of it, and status
+    /// True if all is well between the sites. The link knows of a loss before the owner loop hears of it, and status
     /// says what the link knows.
     fn replicates(&self) -> bool {
         self.link.is_attached() && self.view.phase() == Phase::Replicating
@@ -75,7 +75,7 @@ impl<S> Writer<'_, S> {
 }
 
 impl Verifications {
-    /// Whether one can be begun on command.
+    /// Refuses what cannot be begun on command.
     pub fn may_begin<S>(&self, writer: &Writer<'_, S>) -> Result<(), MayNot> {
         match () {
             () if self.wanted => Err(MayNot::Runs),
@@ -132,7 +132,7 @@ impl Verifications {
         kept.ok()
     }
 
-    /// Whether the schedule begins one now, which is noted. `since_last`: how long ago one has looked at everything.
+    /// True if the schedule begins a verification now, which is noted. `since_last`: the age of the last whole one.
     fn is_begun_by_schedule(
         &mut self,
         every: Duration,
@@ -151,7 +151,7 @@ impl Verifications {
     }
 }
 
-/// In the log.
+/// Logs the result.
 fn say(member: &str, verified: &Verified) {
     let (compared_bytes, to_seq) = (verified.compared_bytes, verified.to_seq.0);
     if verified.differs() {
@@ -189,7 +189,7 @@ mod tests {
         MonoNanos(s * 1_000_000_000)
     }
 
-    /// Whether the schedule begins one at this second, if the last one ended at that one.
+    /// True if the schedule begins a verification at this second after one that ended at `last`.
     fn begins(past: &mut Verifications, last: Option<u64>, now: u64) -> bool {
         let begins = past.is_begun_by_schedule(
             EVERY,

@@ -43,7 +43,7 @@ pub struct DifferingExtent {
 }
 
 impl Verified {
-    /// How long ago it ended, by the wall clock.
+    /// Time since its end, by the wall clock.
     #[must_use]
     pub fn age(&self, wall_ms: u64) -> Duration {
         Duration::from_millis(wall_ms.saturating_sub(self.ended_unix_ms))

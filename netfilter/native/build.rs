@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const COUNT_ENTERED: &str = "TIDELOCK_COUNT_ENTERED";
 
 fn main() {
-    // As it is now, not as it was when this program was built: a copied target belongs to another tree.
+    // Read at run time, because a copied target directory was built in another tree.
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let (programs, shim) = (manifest.join("../bpf"), manifest.join("shim"));

@@ -59,7 +59,7 @@ fn private_dir() -> DirBuilder {
     builder
 }
 
-/// Of a directory that is there the name is made durable: the process that made it may have been killed before.
+/// Makes a directory, and its name durable, also if one is there: the process that made it may have been killed before.
 fn make_dir(dir: &Path) -> io::Result<()> {
     let above = match dir.parent() {
         None => return Ok(()),

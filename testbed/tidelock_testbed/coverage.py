@@ -98,7 +98,7 @@ def named_of(file: str, source: list[str], made: Iterable[tuple[Function, bool]]
 
 
 def c_functions_of(file: str, source: list[str], entered: set[int]) -> list[Named]:
-    """By the layout of the kernel programs: a function's braces stand alone at the margin.
+    """Functions of a kernel program's text, where their braces stand alone at the margin.
 
     `entered`: the lines of the opening braces of those that ran, from 1.
     """
@@ -145,7 +145,7 @@ def built(packages: Iterable[str], level: int) -> list[Path]:
 
 
 def simulated(seeds: int) -> tuple[set[tuple[str, int, int]], dict[str, set[int]]]:
-    """Where the functions begin that the simulator entered, as file, line, column.
+    """Beginnings of the functions that the simulator entered, as file, line, column.
 
     Of the kernel programs, by file: the lines of their opening braces.
     """

@@ -97,7 +97,7 @@ pub struct Machines {
     /// Records of machines, one file for each, in a directory for each group.
     records: Files,
     targets: Vec<Arc<dyn Target>>,
-    /// One start at a time.
+    /// Held during a start, so that there is one at a time.
     turn: tokio::sync::Mutex<()>,
     running: watch::Sender<Running>,
 }

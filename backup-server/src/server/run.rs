@@ -108,7 +108,7 @@ impl Server {
         let mut others = Vec::new();
         for owner in registry.all() {
             let exports = Arc::clone(&exports);
-            // In the background: a long journal must not keep the other groups waiting.
+            // A long journal is opened in the background and keeps no other group waiting.
             others.push(tokio::spawn(async move {
                 match exports.offer(&owner.group).await {
                     Ok(Some(disks)) => {

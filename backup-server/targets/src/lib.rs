@@ -1,5 +1,5 @@
-//! Where a recovered member runs: with nothing from the dead site. The description of the machine was sent when protection
-//! began, and says no more than sizes, kinds and names. Files and QEMU arguments are this site's own.
+//! Targets: the places where recovered members run, with nothing from the dead site. The description of the machine was
+//! sent when protection began, and has sizes, kinds and names alone. Files and QEMU arguments are this site's own.
 //!
 //! | module | what it is for |
 //! |---|---|

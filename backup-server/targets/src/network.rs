@@ -22,7 +22,7 @@ fn network_of(network: &str, guest: &Guest) -> Option<String> {
     names.find(|name| network == *name || with_member == Some(name))
 }
 
-/// What is wrong with the operator's connections: each is for a network that is there, and a tap for one machine only.
+/// Problems of the operator's connections: each is for a network that is there, and a tap for one machine only.
 pub(crate) fn check(plan: &Plan) -> Vec<String> {
     let mut problems = Vec::new();
     for (network, how) in connections(plan) {

@@ -75,7 +75,7 @@ pub struct Plan {
     pub dir: PathBuf,
 }
 
-/// One machine that is to run.
+/// A machine that is to run.
 #[derive(Clone, Debug)]
 pub struct Guest {
     /// Name of the member.
@@ -107,7 +107,7 @@ pub struct Settings {
 pub struct Checked {
     /// Every reason why a machine cannot run here; none, if all can.
     pub problems: Vec<String>,
-    /// For the operator.
+    /// Remarks for the operator.
     pub notes: Vec<String>,
     /// Commands by which the machines would be started.
     pub commands: Vec<String>,
@@ -136,13 +136,13 @@ pub struct Prepared {
 /// State of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It was never started.
+    /// Never started.
     Prepared,
     /// Its processors have not run yet.
     Halted,
-    /// It runs, or was paused by an operator.
+    /// Running, or paused by an operator.
     Running,
-    /// It has ended.
+    /// Ended.
     Ended,
 }
 
@@ -151,6 +151,6 @@ pub enum Status {
 pub enum Stop {
     /// The guest is asked to shut down, and may take its time. Returns when it was asked.
     Shutdown,
-    /// As if the power failed. Returns when the machine has ended.
+    /// The machine ends at once, like a power failure. Returns when the machine has ended.
     Now,
 }

@@ -44,7 +44,7 @@ const SOCKET_RETRY_EVERY: Duration = Duration::from_millis(10);
 /// Unused memory of a member that is kept for the next requests.
 const POOL_RETAIN_BYTES: usize = 64 << 20;
 
-/// What one member is started with.
+/// The parts that one member is started with.
 pub(super) struct Launch<'a> {
     pub(super) config: &'a Config,
     pub(super) group: &'a Group,
@@ -227,7 +227,7 @@ fn state_dir(config: &Config) -> Files {
     Files::new(config.host.state_dir.clone())
 }
 
-/// Where a member's state is. Without it the member, or its whole group, is begun anew.
+/// A member's state file. Without it the member, or its whole group, is begun anew.
 pub(crate) fn state_file(config: &Config, group: &Group, member: &Member) -> StateFile<Files> {
     StateFile::new(state_dir(config), group.name.as_str(), member.name.as_str())
 }

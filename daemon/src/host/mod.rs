@@ -91,10 +91,10 @@ pub enum HostError {
         /// Why.
         source: io::Error,
     },
-    /// What the runs before have left of a member.
+    /// State that the runs before have left of a member.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// Which boot of the host this is.
+    /// The id of this boot of the host.
     #[error(
         "it cannot be known which boot of the host this is: /proc/sys/kernel/random/boot_id: {0}"
     )]

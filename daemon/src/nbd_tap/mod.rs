@@ -94,7 +94,7 @@ impl<F: DiskFile> TapDisk<F> {
                 write_zeroes: true,
                 fast_zero: true,
                 cache: true,
-                // One descriptor serves all connections, so one sync covers all their writes.
+                // A single descriptor serves all connections, so one sync covers all their writes.
                 multi_conn: connections > 1,
             },
             users: Some(Users::new(connections, in_use(&spec.name, connections))),
@@ -146,7 +146,7 @@ fn in_use(disk: &str, connections: usize) -> String {
 /// The clients of a member's disks. `S`: their sockets.
 #[derive(Debug)]
 pub struct NbdTap<S, F> {
-    /// For the log.
+    /// The member's name, in the log.
     member: String,
     disks: Vec<TapDisk<F>>,
     pool: BufPool,
@@ -166,7 +166,7 @@ pub struct NbdTap<S, F> {
     /// Disks whose sockets accept again at the next look.
     accept_later: Vec<usize>,
     looks_later: bool,
-    /// By disk, the last time that a line about its clients was logged.
+    /// The last time that a line about a disk's clients was logged, by disk.
     said_at: HashMap<usize, MonoNanos>,
     turned_away: bool,
 }
@@ -212,7 +212,7 @@ impl<S, F: DiskFile> NbdTap<S, F> {
         &mut self.asked
     }
 
-    /// Whether every answer has been sent.
+    /// True if every answer has been sent.
     #[must_use]
     pub fn has_sent_answers(&self) -> bool {
         self.connections.values().all(Connection::is_flushed)

@@ -29,7 +29,7 @@ pub(super) struct Draining {
 
 /// Asks the owner loops of a group's writers on one host to end cleanly. Returns their answers, in order.
 pub fn drain(form: Form, writers: &[&OwnerPort<ToOwner>]) -> Vec<oneshot::Receiver<Drained>> {
-    // With times what one holds waits for all the others.
+    // In the HLC form a held packet of one writer waits for all the others.
     let together = Arc::new(AtomicUsize::new(writers.len()));
     let ask = |port: &&OwnerPort<ToOwner>| {
         let (reply, drained) = oneshot::channel();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * For `make coverage`: the build puts TIDELOCK_ENTERED behind each function's opening brace, on its line, and this
+ * Used by `make coverage`: the build puts TIDELOCK_ENTERED behind each function's opening brace, on its line, and this
  * appends "file:line" of each function that is entered to the file that the environment names.
  */
 #include <stdio.h>

@@ -21,7 +21,7 @@ struct address_pending {
 	struct pending *pending;
 };
 
-/* One call of one program. */
+/* Arguments of a call of a program. */
 struct call {
 	const struct config *config;
 	struct pending *pending;
@@ -101,7 +101,7 @@ static inline void *bpf_map_lookup_elem(const void *map, const void *key)
 				return (void *)&c->interfaces[i];
 		return 0;
 	}
-	/* One that was found in the map of maps: it is its only value. */
+	/* An inner map of the map of maps is its only value. */
 	return (void *)map;
 }
 

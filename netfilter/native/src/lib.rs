@@ -59,7 +59,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// As [`MemberTags::load`](tidelock_tagging::MemberTags::load) makes them for the kernel. `run`: of the daemon, as
+    /// Programs like those that [`MemberTags::load`](tidelock_tagging::MemberTags::load) loads. `run`: of the daemon, as
     /// in [`PendingCells::run`]. `pass_mark`: in the mark of a packet that may leave.
     #[must_use]
     pub fn new(settings: &Settings, addresses: &Addresses, run: u64, pass_mark: u32) -> Self {
@@ -86,7 +86,7 @@ impl Programs {
         this
     }
 
-    /// The same with a fault.
+    /// These programs with a planted fault.
     #[must_use]
     pub fn with_fault(self, planted: Option<Planted>) -> Self {
         Self { planted, ..self }

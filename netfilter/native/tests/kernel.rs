@@ -25,7 +25,7 @@ use tidelock_tagging::{
 };
 
 const CASES: u32 = 1500;
-/// Of this process's programs for the member and for the other one.
+/// The run of this process's programs, for the member and for the other one.
 const RUN: u64 = 77;
 
 /// State of the group, besides P and C.
@@ -108,7 +108,7 @@ fn neighbourly() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// One member's programs in the kernel and here, with their maps.
+/// Programs of a member in the kernel and here, with their maps.
 struct Both {
     kernel: Member,
     beside: Option<MemberTags>,
@@ -160,7 +160,7 @@ impl Both {
         Some(both)
     }
 
-    /// The same P and C, and the same of everything else.
+    /// Gives P, C and the rest of the state to both.
     fn set(&self, known: &Known, state: &State) {
         known.set(&self.kernel);
         let (pending, committed) = (self.kernel.tags.pending(), self.kernel.group.committed());

@@ -57,11 +57,11 @@ struct Port<Q> {
     stamp: CountVector,
     verdicts: Verdicts,
     crossing: Option<Crossing>,
-    /// As it was found last: its guest may know what P does not name.
+    /// True if the guest might know what P does not name, at the last look.
     is_incomplete: bool,
 }
 
-/// What a member's gate shares with its kernel programs, so that nothing overtakes.
+/// Counters that a member's gate shares with its kernel programs, so that nothing overtakes.
 ///
 /// A packet is counted before it comes to the queue, and may be lost in between (no route, another
 /// rule) or be doubled (a bridge that floods). So if the numbers differ while nothing comes, they
@@ -69,7 +69,7 @@ struct Port<Q> {
 #[derive(Debug)]
 struct Crossing {
     cells: Arc<Mapped<CrossingCells>>,
-    /// How many packets have come, as the programs count.
+    /// Packets that have come, as the programs count.
     arrived: u64,
     /// A count that was not reached, and since when.
     missing: (u64, MonoNanos),
@@ -80,7 +80,7 @@ impl Crossing {
         Self { cells, arrived: 0, missing: (0, MonoNanos(0)) }
     }
 
-    /// How many packets the programs have left to the queue so far.
+    /// Packets that the programs have left to the queue so far.
     fn queued(&self) -> u64 {
         self.cells.queued.load(Ordering::SeqCst)
     }
@@ -117,7 +117,7 @@ impl<Q: PacketQueue> Port<Q> {
         }
     }
 
-    /// Whether P has become complete, or has ceased to be.
+    /// Notices that P has become complete, or has ceased to be.
     fn follow_completeness(&mut self, group: &str, mode: Mode) {
         let PortParts { member, pending, is_hlc, .. } = &self.parts;
         let was = std::mem::replace(&mut self.is_incomplete, pending.incomplete().is_some());
@@ -140,7 +140,7 @@ impl<Q: PacketQueue> Port<Q> {
         }
     }
 
-    /// Whether the kernel programs know that nothing waits here, if nothing does.
+    /// True if packets wait here, or the kernel programs know that none does.
     fn is_settled(&self) -> bool {
         self.crossing.as_ref().is_none_or(|crossing| {
             !self.release.is_empty()
@@ -238,7 +238,7 @@ pub struct GroupGate<Q> {
     state: GroupState,
     gate: Option<GateState>,
     ports: Vec<Port<Q>>,
-    /// When the kernel programs are told again that this process lives.
+    /// The time at which the kernel programs are told again that this process lives.
     refresh_at: MonoNanos,
 }
 
@@ -257,7 +257,7 @@ impl<Q: PacketQueue> GroupGate<Q> {
         Self { shared, seen: 0, state, gate: None, ports: Vec::new(), refresh_at: MonoNanos(0) }
     }
 
-    /// What drives it.
+    /// A handle that drives this gate.
     #[must_use]
     pub fn handle(&self) -> GateHandle {
         GateHandle::new(Arc::clone(&self.shared))
@@ -270,10 +270,10 @@ impl<Q: PacketQueue> GroupGate<Q> {
     }
 
     /// Guards one more interface.
-    pub fn add_port(&mut self, parts: PortParts<Q>) {
+    pub fn add_port(&mut self, mut parts: PortParts<Q>) {
         self.ports.push(Port {
             release: ReleaseQueue::new(parts.queue_len_max, self.shared.mode()),
-            crossing: parts.crossing.clone().map(Crossing::new),
+            crossing: parts.crossing.take().map(Crossing::new),
             parts,
             stamp: CountVector::new(),
             verdicts: Verdicts::new(),
@@ -292,7 +292,7 @@ impl<Q: PacketQueue> GroupGate<Q> {
         &self.ports[port].parts.queue
     }
 
-    /// The same, for its driver.
+    /// The kernel's queue of a port, for its driver.
     pub fn queue_mut(&mut self, port: usize) -> &mut Q {
         &mut self.ports[port].parts.queue
     }

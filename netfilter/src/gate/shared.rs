@@ -282,7 +282,8 @@ impl ToldPrograms {
         Self { cells, wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
     }
 
-    /// To be called with the state's lock held, after every change. `has_ended`: nobody calls the gate any more.
+    /// Tells the programs of the state. The caller holds its lock, after every change. `has_ended`: nobody calls the
+    /// gate any more.
     fn tell(&self, state: &GroupState, has_ended: bool, (now, wall_ms): (MonoNanos, u64)) {
         let cells = &self.cells;
         for (writer, seq) in state.committed.entries() {
@@ -291,7 +292,7 @@ impl ToldPrograms {
         cells.watermark.fetch_max(state.watermark.0, Ordering::SeqCst);
         let open_until = if has_ended { 0 } else { state.open_until() };
         let is_async = u64::from(state.mode == Mode::Async);
-        // In an order in which no moment lets out more than the old state or the new one.
+        // No moment of this order lets out more than the old state or the new one.
         if is_async == 0 {
             cells.open_until.store(open_until, Ordering::SeqCst);
             cells.is_async.store(is_async, Ordering::SeqCst);

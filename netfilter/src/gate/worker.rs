@@ -71,7 +71,7 @@ impl Worker {
     /// Runs until it is told to stop.
     pub(super) fn run(mut self) -> Result<Vec<Stopped>, GateError> {
         let mut ready = Vec::new();
-        // What came while the queues were being bound has been read already: nothing would wake the thread for it.
+        // Packets that came while the queues were being bound have been read already: nothing would wake for them.
         for Timed { gate, .. } in &mut self.groups {
             (0..gate.port_count()).try_for_each(|port| gate.take_up(port))?;
         }
@@ -97,7 +97,7 @@ impl Worker {
         }
     }
 
-    /// As epoll takes it: -1 is for ever.
+    /// Timeout as epoll takes it: -1 is for ever.
     fn timeout_ms(&self) -> i32 {
         let mut may_sleep = true;
         for group in &self.groups {

@@ -78,7 +78,7 @@ pub enum Room {
 /// A packet to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Sketch {
-    /// Of both addresses.
+    /// The family of both addresses.
     pub family: Family,
     /// Its sender.
     pub from: Node,
@@ -88,7 +88,7 @@ pub struct Sketch {
     pub kind: Kind,
     /// An obstacle to a tag.
     pub room: Room,
-    /// In its payload, so that no two are the same.
+    /// Number in its payload, so that no two are the same.
     pub number: u64,
 }
 
@@ -139,7 +139,7 @@ impl Sketch {
         frame
     }
 
-    /// With something between the fixed header and the body: options, or another header.
+    /// The frame with `before` between the fixed header and the body: options, or another header.
     #[must_use]
     pub fn packet(self, protocol: u8, before: &[u8], body: &[u8]) -> Vec<u8> {
         let mut frame = Vec::with_capacity(ETHERNET_BYTES + IPV6_BYTES + before.len() + body.len());

@@ -36,7 +36,7 @@ pub struct SimQueue {
     undecided: VecDeque<(PacketId, Packet)>,
     /// The number of the last ones of them that were taken up just now.
     fresh: usize,
-    /// They leave.
+    /// Packets that leave.
     left: Vec<Packet>,
     next_id: u32,
 }
@@ -161,7 +161,7 @@ impl SimGate {
         }
     }
 
-    /// One more member. `knows_others`: it has others to hear of, and its P outlived the last daemon or not.
+    /// Adds a member. `knows_others`: there are others to hear of, and its P outlived the last daemon or not.
     pub fn add(
         &mut self,
         vm: usize,
@@ -219,7 +219,7 @@ impl SimGate {
         &self.ports[self.port(vm)].1
     }
 
-    /// What production's loops tell it by.
+    /// The handle that production's loops have.
     #[must_use]
     pub fn handle(&self) -> &GateHandle {
         &self.handle
@@ -267,12 +267,12 @@ impl SimGate {
         undecided.iter_mut().map(|(_, packet)| packet).chain(waiting).for_each(change);
     }
 
-    /// Whether it was woken since the last time.
+    /// True if the gate was woken since the last call.
     pub fn take_woken(&self) -> bool {
         self.around.is_woken.swap(false, Relaxed)
     }
 
-    /// Whether something has changed that its thread has not seen.
+    /// True if something has changed that its thread has not seen.
     #[must_use]
     pub fn is_woken(&self) -> bool {
         self.around.is_woken.load(Relaxed)
@@ -301,7 +301,7 @@ impl SimGate {
         self.handle.state(now) == GateState::Open
     }
 
-    /// Whether it is shut for good.
+    /// True if the gate is shut for good.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
         self.handle.state(MonoNanos(0)) == GateState::Shut(ShutWhy::Fenced)
@@ -314,7 +314,7 @@ impl SimGate {
     }
 }
 
-/// What a member's loops tell the gate, noted for the checkers.
+/// The gate as a member's loops see it; their calls are noted for the checkers.
 #[derive(Debug)]
 pub struct NotedGate {
     gate: Arc<SimGate>,
@@ -410,7 +410,7 @@ impl World {
         self.schedule.after(after, event);
     }
 
-    /// One turn of the gate's thread, in which the queue of this member has something.
+    /// A turn of the gate's thread, in which the queue of this member has something.
     pub fn gate_turn(&mut self, vm: usize) -> Checked {
         let Some(run) = &self.vms[vm].run else { return Ok(()) };
         let gate = run.gate.clone();
@@ -450,7 +450,7 @@ impl World {
         Ok(())
     }
 
-    /// What the guest may know has become known, as the gate's thread is about to see.
+    /// Notices that all that the guest may know is known, as the gate's thread is about to see.
     fn notice_floor(&mut self, vm: usize) {
         let Some(run) = &mut self.vms[vm].run else { return };
         let is_incomplete = run.pending.incomplete().is_some();

@@ -178,7 +178,7 @@ impl World {
             if !several {
                 self.vms[vm].pending = Arc::new(Pending::new());
             }
-            // As configured, whatever the operator wanted from the daemons that ran.
+            // The configured mode, whatever the operator wanted from the daemons that ran.
             let gate = gates
                 .entry(plan.group)
                 .or_insert_with(|| SimGate::new(mode_at_start(group.mode), group.lease_ms, clocks));

@@ -26,7 +26,7 @@ struct Flying {
     to: usize,
     /// Its bytes on the network.
     frame: Vec<u8>,
-    /// For the checker: its bytes as the guest has sent it, what its tag must say, and in which code.
+    /// Bytes as the guest has sent them, the stamp that the tag must have, and its code: for the checker.
     tagged: Option<(Vec<u8>, Stamp, Codec)>,
     /// What its sender knew, outside the product, and its tag vouches for or C covers.
     known: Known,
@@ -143,7 +143,7 @@ impl World {
         self.fly_as(Node::Vm(vm), to, packet.frame.clone(), known, rumours);
     }
 
-    /// Without a tag.
+    /// Sends a packet without a tag.
     fn fly_as(&mut self, from: Node, to: usize, frame: Vec<u8>, known: Known, rumours: Known) {
         self.fly(Flying { from, to, frame, tagged: None, known, rumours, within: None });
     }
@@ -340,7 +340,7 @@ impl World {
         match ran.counted {
             Some("dropped_ahead" | "dropped_untrusted") => return Ok(()),
             Some("dropped_malformed") => {
-                // Of a group before it was changed, or who has not heard that a writer was taken out.
+                // The tag is of the group before a change, or its sender has not heard that a writer was taken out.
                 let tagged = packet.tagged.as_ref();
                 let is_old = tagged.is_some_and(|(.., said)| !said.is_of_same_group(&codec));
                 let is_known =

@@ -104,7 +104,7 @@ impl World {
         let Ok(file) = state_dir.open(&self.log_place(vm).file()) else { return };
         for (nth, sector) in block.chunks_exact(SECTOR_BYTES as usize).enumerate() {
             if keep >> nth & 1 == 1 {
-                // Without power it is not there, either.
+                // A disk without power takes no sector.
                 let _ = file.write_at(&[IoSlice::new(sector)], at + nth as u64 * SECTOR_BYTES);
             }
         }

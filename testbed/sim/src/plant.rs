@@ -6,11 +6,11 @@ use tidelock_planted::Bug;
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
-    /// In production's code.
+    /// A bug in production's code.
     Production(Bug),
-    /// In the kernel programs: a copy of their text with the bug in it.
+    /// A bug in a copy of the kernel programs' text.
     Programs(Planted),
-    /// In what the simulator does in the place of the daemon's start.
+    /// A bug in the simulator's own code between production's parts.
     OnTheWay(OnTheWay),
 }
 

@@ -19,7 +19,7 @@ const UPLINK: u32 = 1 << 16;
 /// The programs of one member.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    /// Of the daemon that has set them up.
+    /// The gate of the daemon that has set them up.
     gate: Arc<SimGate>,
     programs: Programs,
 }
@@ -82,7 +82,7 @@ impl World {
         Some(Ran { tried, counted })
     }
 
-    /// As a daemon loads them at its start: nothing of this changes while it runs.
+    /// Loads programs like a daemon at its start: nothing of this changes while it runs.
     fn load(&self, vm: usize, kernel: &Kernel) -> Loaded {
         let settings = Settings {
             codec: kernel.codec,
@@ -110,7 +110,7 @@ impl World {
         Loaded { gate: kernel.gate.clone(), programs: programs.with_fault(fault) }
     }
 
-    /// By which interface the packets of a sender come to the host of a receiver.
+    /// The interface by which packets of a sender come to the host of a receiver.
     pub(crate) fn interface_from(&self, from: Node, to: usize) -> u32 {
         match from {
             Node::Vm(from) if self.plan.vms[from].host == self.plan.vms[to].host => {

@@ -255,7 +255,7 @@ impl World {
         Ok(true)
     }
 
-    /// It is on record that a host has switched the group over.
+    /// A host has it on record that the group is switched over.
     fn is_on_record(&mut self, host: usize, group: usize) -> Checked {
         note!(self, "host {host} has it on record that group {group} is switched over");
         self.check_goes_over(host, group)?;

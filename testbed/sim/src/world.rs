@@ -148,7 +148,7 @@ pub struct Vm {
     pub errors_one_in: u64,
     /// The local disks are so much slower.
     pub slow_factor: u64,
-    /// For the checkers: what it has said of a switch to the backup site.
+    /// Words of this member on a switch to the backup site, for the checkers.
     pub(crate) standing: Standing,
     /// Extents of the map in which a guest has written without a record, as long as no comparison has begun.
     pub unrecorded: BTreeSet<(DiskId, u64)>,
@@ -202,7 +202,7 @@ pub struct Host {
     pub restarts: bool,
     /// Its configuration is being changed: no daemon is started.
     pub changes: bool,
-    /// What its daemons keep between runs.
+    /// State that its daemons keep between runs.
     pub state_dir: Memory,
 }
 

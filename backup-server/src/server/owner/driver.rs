@@ -31,7 +31,7 @@ pub(super) struct ThreadDriver {
     /// Bookmarks, pins and snapshots of the group that is live.
     pub(super) past: Option<Past>,
     pub(super) outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
-    /// Those that wait for the cut, by the group's number for each.
+    /// Requests that wait for the cut, by the number that the group has given to each.
     pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     pub(super) folder: Option<Folder>,
     /// False for views that were handed out before the group broke.

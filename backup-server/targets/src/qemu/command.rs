@@ -85,7 +85,7 @@ pub(super) enum BootError {
     },
 }
 
-/// How long a machine waits for a disk whose server is away, in seconds. Its guest sees a slow disk and no error. Errors
+/// Seconds that a machine waits for a disk whose server is away. Its guest sees a slow disk and no error. Errors
 /// that the server reports are the guest's at once.
 const RECONNECT_DELAY_S: u32 = 30 * 24 * 3600;
 

@@ -68,7 +68,7 @@ struct Machine {
     process: Option<Process>,
 }
 
-/// What this site says about all machines of a plan.
+/// This site's settings for all machines of a plan.
 struct Ready {
     site: Site,
     jail: Jail,
@@ -114,7 +114,7 @@ impl Qemu {
             command_line(guest, &of_site, &ready.site, &sockets, overrides)
                 .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
-        // What is wrong is told before an interface is made.
+        // Problems are told before an interface is made.
         line(&overrides)?;
         let mut taps = Vec::new();
         match network::connect(plan, guest, &ready.jail, &mut taps).await {
@@ -223,7 +223,7 @@ impl Qemu {
         checked
     }
 
-    /// What is wrong with a machine, as far as that is known without an attempt.
+    /// Problems of a machine, as far as they are known without an attempt.
     fn wrong_with(&self, ready: &Ready, plan: &Plan, guest: &Guest) -> Option<Vec<String>> {
         let overrides =
             Overrides { boot_dir: self.places.boot_dir.clone(), ..Overrides::default() };

@@ -14,7 +14,7 @@ pub const FORMS: [Form; 4] = [
     Form::Vector { writers: 7 },
     Form::Hlc,
 ];
-/// What the members' clock shows when the machine starts.
+/// The members' wall clock at the machine's start.
 pub const WALL_AT_BOOT_MS: u64 = 1_000_000_000;
 pub const MSS: u8 = 2;
 pub const ANOTHER_NUMBER: u8 = 222;
@@ -23,7 +23,7 @@ pub const ANOTHER_NUMBER: u8 = 222;
 #[derive(Clone, Debug)]
 pub enum Piece {
     Tag,
-    /// By a number that is not the configured one.
+    /// A tag with a number that is not the configured one.
     Renumbered,
     Damaged(usize, u8),
     /// Our number, and other bytes.
@@ -54,7 +54,7 @@ fn piece() -> impl Strategy<Value = Piece> {
 /// A header between IPv6's own and what it carries.
 #[derive(Clone, Debug)]
 pub enum Header {
-    /// As members write it.
+    /// A tag as members write it.
     Tag,
     Options {
         hop_by_hop: bool,
@@ -82,13 +82,13 @@ fn fragment() -> impl Strategy<Value = u16> {
     prop_oneof![9 => Just(0), 2 => Just(1), 1 => Just(0x0101), 1 => Just(0x0100), 2 => Just(0x0018)]
 }
 
-/// What is left of what was drawn: else most packets would have something that is wrong.
+/// The part of the drawn pieces that is kept: else most packets would have something that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kept {
     All,
     /// Nothing of ours, nor what cannot be read.
     Others,
-    /// The same, behind one tag as members write it.
+    /// Nothing of ours but a first tag as members write it.
     TagFirst,
 }
 
@@ -98,7 +98,7 @@ pub struct Case {
     pub to_guest: bool,
     /// The member's own, a peer's, or a stranger's.
     addresses: [usize; 2],
-    /// Of IPv4, and of IPv6.
+    /// Options of IPv4, and of IPv6.
     options: Vec<Piece>,
     headers: Vec<Header>,
     fragment: u16,
@@ -109,21 +109,21 @@ pub struct Case {
     length: isize,
     /// P and C here, and what the tag says, for each writer.
     entries: Vec<(u64, u64, u64)>,
-    /// It comes back in an ICMP error.
+    /// The ICMP error that the packet comes back in.
     pub error: Option<Quote>,
 }
 
-/// How a packet is quoted.
+/// A quote of a packet in an ICMP error.
 #[derive(Clone, Debug)]
 pub struct Quote {
-    /// Of each family.
+    /// The ICMP type in each family.
     kinds: [u8; 2],
     by_a_peer: bool,
     /// The error's own header has options, or another header follows it.
     is_behind: bool,
     rest: [u8; 4],
     most: usize,
-    /// What follows, behind a quote of so many times 8 bytes.
+    /// Extensions behind a quote of so many times 8 bytes.
     followed: Option<(u8, Vec<u8>)>,
 }
 
@@ -210,7 +210,7 @@ fn option(kind: u8, body: &[u8], six: bool) -> Vec<u8> {
 }
 
 impl Case {
-    /// What the tag of this packet says.
+    /// The stamp in the tag of this packet.
     pub fn stamp(&self, form: Form) -> Stamp {
         let seqs = self.entries.iter().map(|(_, _, seq)| *seq);
         match form {

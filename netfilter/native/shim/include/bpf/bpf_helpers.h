@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* One program text is compiled several times, with and without planted faults: all its names stay in its object. */
+/* The program text is compiled several times, with and without planted faults: all its names stay in its object. */
 #define SEC(name) __attribute__((internal_linkage, used))
 
 #define __uint(name, value) int(*name)[value]
