@@ -1,6 +1,7 @@
 use super::*;
 use crate::ExportedDisk;
 use process::Process;
+use std::time::Duration;
 use tokio::net::UnixListener;
 
 fn guest(member: &str, json: &str) -> Guest {
@@ -92,7 +93,10 @@ async fn a_process_is_known_by_its_start_or_by_the_monitor_that_it_listens_on() 
     let this = with_another_start(&Process::of(std::process::id()));
     assert!(is_held(&this).await);
     drop(listening);
-    assert!(!is_held(&this).await, "a socket that nobody listens on is left");
+    // A socket that nobody listens on is left, once children that other tests have just forked have closed their copies.
+    while is_held(&this).await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 #[tokio::test]
