@@ -3,7 +3,7 @@
 mod common;
 
 use common::{CHANNEL, Host, Process, attach, but, config, copy_done, record, stream};
-use tidelock_backup_server::server::budget;
+
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, Seq, WriterId};
 use tidelock_protocol::limits;
@@ -13,6 +13,7 @@ use tidelock_protocol::message::{
 };
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::places;
 use tokio::net::TcpStream;
 
 fn hello(host: &str, software: &str) -> Message {
@@ -100,14 +101,14 @@ async fn one_host_takes_no_connection_from_another() {
     let server = Process::start(&config(dir.path(), ""));
     let mut witness = Witness::attached(&server).await;
     let mut liars = Vec::new();
-    for _ in 0..3 * budget::PER_HOST_MAX {
+    for _ in 0..3 * places::PER_HOST_MAX {
         let mut liar = Host::plain(server.address).await;
         liar.hello("host-b").await;
         liars.push(liar);
     }
     witness.commits_on().await;
     // Those that were too many have ended, the last ones have not.
-    for liar in &mut liars[..2 * budget::PER_HOST_MAX] {
+    for liar in &mut liars[..2 * places::PER_HOST_MAX] {
         assert!(liar.refused().await.is_some(), "it was the oldest");
     }
     let last = liars.last_mut().unwrap();
@@ -117,7 +118,7 @@ async fn one_host_takes_no_connection_from_another() {
 
     // Strangers: they say nothing, from one address, and a host comes in all the same.
     let mut strangers = Vec::new();
-    for _ in 0..3 * budget::STRANGERS_MAX {
+    for _ in 0..3 * places::STRANGERS_MAX {
         strangers.push(TcpStream::connect(server.address).await.unwrap());
     }
     let mut guest = Host::plain(server.address).await;

@@ -8,6 +8,7 @@
 //! | [`group_loop`] | the loop of a group: batches, what waits, jobs beside it |
 //! | [`hearing`] | one host's connection: the hello, and what becomes of each frame |
 //! | [`history`] | any point in time of the window: resolved, held, shown |
+//! | [`places`] | the number of connections, for each peer |
 //! | [`travel`] | what operators do with the past |
 //! | [`manifest`] | the small files beside a journal |
 //! | [`quarantine`] | segments on record as damaged |
@@ -19,6 +20,7 @@ pub mod group_loop;
 pub mod hearing;
 pub mod history;
 pub mod manifest;
+pub mod places;
 pub mod quarantine;
 pub mod text;
 pub mod travel;
