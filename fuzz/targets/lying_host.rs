@@ -28,8 +28,8 @@ use tidelock_protocol::message::{
 use tidelock_protocol::part::{self, Part};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::connection::channels::{Channels, Greeting, Heard};
 use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, Retention};
-use tidelock_replica::hearing::{Channels, Greeting, Heard};
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_store::extents::DiskKey;
 use tidelock_store::journal::{self, Compress};

@@ -6,18 +6,20 @@
 //! |---|---|
 //! | [`group`] | one group: attachment, ingest, acknowledgement, recovery |
 //! | [`group_loop`] | the loop of a group: batches, what waits, jobs beside it |
-//! | [`hearing`] | one host's connection: the hello, and what becomes of each frame |
-//! | [`history`] | any point in time of the window: resolved, held, shown |
+//! | [`connection`] | one host's connection: hello, frames to groups, room, deadlines |
+//! | [`groups`] | the groups of a server by name, and their number |
 //! | [`places`] | the number of connections, for each peer |
+//! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`travel`] | what operators do with the past |
 //! | [`manifest`] | the small files beside a journal |
 //! | [`quarantine`] | segments on record as damaged |
 //! | [`text`] | times and sizes, for people |
 #![forbid(unsafe_code)]
 
+pub mod connection;
 pub mod group;
 pub mod group_loop;
-pub mod hearing;
+pub mod groups;
 pub mod history;
 pub mod manifest;
 pub mod places;

@@ -1,12 +1,9 @@
 //! What waits for a group's owner.
 //!
 //! Everything that arrived while the owner made a batch durable is taken at once and forms the
-//! next batch. Frames are bounded in bytes by permits that the connection acquires before it puts
-//! them in, so that a full inbox turns into backpressure on the socket. Beacons have a little room
-//! of their own, for each connection, so that neither a stall nor another host's flood ends the
-//! lease. Everything else is bounded by who sends it (one answer at a time).
+//! next batch. What hosts send is bounded ([`tidelock_replica::connection::room`]); everything else
+//! is bounded by who sends it (one answer at a time).
 
-use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -14,117 +11,26 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::machine::Machine;
-use tidelock_protocol::message::Attach;
+use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{
-    ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
-    NamedView, RecoverError, Recovery, RemoveError,
+    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved, NamedView,
+    RecoverError, Recovery, RemoveError,
 };
-use tidelock_replica::group_loop::JobEnd;
+use tidelock_replica::group_loop::{HostEvent, JobEnd};
 use tidelock_replica::history::{History, Point};
 use tidelock_replica::manifest::KeptMachine;
 use tidelock_replica::travel::marks::{Kind, Mark};
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-
-/// Permits are counted in these.
-const PERMIT_BYTES: u64 = 1024;
-/// Beacons of one connection that may wait. One that finds no room is dropped: another follows soon.
-const BEACONS_MAX: usize = 1024;
-
-/// Room of one connection for beacons.
-#[derive(Debug)]
-pub struct BeaconRoom(Arc<Semaphore>);
-
-impl Default for BeaconRoom {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(BEACONS_MAX)))
-    }
-}
-
-impl BeaconRoom {
-    /// Room for a beacon, if there is.
-    #[must_use]
-    pub fn take(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.0).try_acquire_owned().ok()
-    }
-}
-
-/// Work that frames of one connection which wait may cause, in bytes that are read for them. Its socket waits beyond that,
-/// so that many small frames that cost much do not take the room that hosts of the group share.
-const WORK_MAX_BYTES: u64 = 1 << 30;
-/// Work is counted in these.
-const WORK_PERMIT_BYTES: u64 = 4 << 10;
-
-/// Room of one connection for frames that cause work.
-#[derive(Debug)]
-pub struct WorkRoom(Arc<Semaphore>);
-
-impl Default for WorkRoom {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new((WORK_MAX_BYTES / WORK_PERMIT_BYTES) as usize)))
-    }
-}
-
-impl WorkRoom {
-    /// Waits for room for so much work. `None`: it is none. More than all of the room takes all of it.
-    pub async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let permits = bytes.min(WORK_MAX_BYTES).div_ceil(WORK_PERMIT_BYTES) as u32;
-        if permits == 0 {
-            return None;
-        }
-        Arc::clone(&self.0).acquire_many_owned(permits).await.ok()
-    }
-}
-
-/// Room that frames have while they wait.
-#[derive(Debug)]
-pub struct FramesRoom {
-    /// Their bytes, of what the hosts of a group share.
-    pub bytes: OwnedSemaphorePermit,
-    /// Their work, of what the connection has.
-    pub work: Option<OwnedSemaphorePermit>,
-}
+use tokio::sync::oneshot;
 
 /// An event for a group's owner.
 #[derive(Debug)]
 pub enum Event {
-    /// A member attaches.
-    Attach {
-        /// On this link.
-        link: Link,
-        /// Its host, authenticated.
-        host: String,
-        /// What it says.
-        attach: Box<Attach>,
-        /// Where answers go.
-        outbox: Arc<Outbox>,
-        /// Its bytes.
-        permit: OwnedSemaphorePermit,
-    },
-    /// Frames of one attached member, in order.
-    Frames {
-        /// The link.
-        link: Link,
-        /// The frames.
-        frames: Vec<Frame>,
-        /// Given back when they are in the journal.
-        room: FramesRoom,
-    },
-    /// A beacon. It does not wait behind frames that the group cannot take.
-    Beacon {
-        /// The link.
-        link: Link,
-        /// The host's clock.
-        sent_at: MonoNanos,
-        /// One of the few that may wait.
-        permit: OwnedSemaphorePermit,
-    },
-    /// A connection is gone.
-    ConnectionLost(ConnectionId),
+    /// An event of a host's connection.
+    Host(HostEvent),
     /// A write to a disk of a recovered group.
     GuestWrite {
         /// The disk.
@@ -324,8 +230,7 @@ pub struct LiveDisks {
 pub struct Inbox {
     state: Mutex<State>,
     ready: Condvar,
-    budget: Arc<Semaphore>,
-    budget_permits: u32,
+    room: InputRoom,
 }
 
 #[derive(Debug, Default)]
@@ -338,16 +243,14 @@ impl Inbox {
     /// An inbox that holds frames of so many bytes.
     #[must_use]
     pub fn new(max_bytes: u64) -> Self {
-        let budget_permits = u32::try_from(max_bytes / PERMIT_BYTES).unwrap_or(u32::MAX / 2);
-        let budget = Arc::new(Semaphore::new(budget_permits as usize));
-        Self { state: Mutex::default(), ready: Condvar::new(), budget, budget_permits }
+        let room = InputRoom::new(max_bytes);
+        Self { state: Mutex::default(), ready: Condvar::new(), room }
     }
 
-    /// Waits for room for frames of so many bytes. `None`: the owner has ended.
-    pub async fn room_for(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
-        let permits = permits.clamp(1, self.budget_permits);
-        Arc::clone(&self.budget).acquire_many_owned(permits).await.ok()
+    /// Room for frames.
+    #[must_use]
+    pub fn room(&self) -> &InputRoom {
+        &self.room
     }
 
     /// Puts an event in. `false`: the owner has ended, and the event is dropped.
@@ -383,7 +286,7 @@ impl Inbox {
         let mut state = self.lock();
         state.closed = true;
         state.events.clear();
-        self.budget.close();
+        self.room.close();
     }
 
     /// The owner ends unless something has come meanwhile: who has asked gets an answer.
@@ -394,7 +297,7 @@ impl Inbox {
             return false;
         }
         state.closed = true;
-        self.budget.close();
+        self.room.close();
         true
     }
 
@@ -406,30 +309,5 @@ impl Inbox {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn beacons_of_one_connection_take_no_room_from_another() {
-        let (loud, quiet) = (BeaconRoom::default(), BeaconRoom::default());
-        let taken: Vec<_> = std::iter::from_fn(|| loud.take()).collect();
-        assert_eq!(taken.len(), BEACONS_MAX);
-        assert!(quiet.take().is_some());
-    }
-
-    #[tokio::test]
-    async fn frames_that_cause_much_work_wait_for_those_before_them_on_their_connection_alone() {
-        let (loud, quiet) = (WorkRoom::default(), WorkRoom::default());
-        assert!(loud.take(0).await.is_none(), "records need none");
-        let taken = loud.take(1 << 40).await.unwrap();
-        let mut next = Box::pin(loud.take(1));
-        assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err());
-        assert!(quiet.take(1 << 40).await.is_some());
-        drop(taken);
-        assert!(next.await.is_some());
     }
 }

@@ -2,13 +2,14 @@
 
 use super::budget::Slot;
 use super::config::Security;
-use super::connection::{self, ConnectionError};
+use super::connection;
 use super::peer_log::peer_log;
 use super::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidelock_protocol::bounds;
+use tidelock_replica::connection::ConnectionError;
 use tidelock_tls::PeerIdentity;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -90,7 +91,7 @@ async fn serve(
             let accept = timeout(HANDSHAKE_MAX, TlsAcceptor::from(config).accept(stream));
             let accepted = tokio::select! {
                 accepted = accept => accepted,
-                () = slot.evicted() => return Err(Ended::stranger(connection::NO_PLACE)),
+                () = slot.evicted() => return Err(Ended::stranger(ConnectionError::NoPlace)),
             };
             let stream = match accepted {
                 Ok(Ok(stream)) => stream,

@@ -6,8 +6,8 @@
 //! | [`inbox`] | what waits for a group's owner, bounded in bytes |
 //! | [`owner`] | one thread for each group, which alone touches its state |
 //! | [`registry`] | the groups by name, and the lock on the data directory |
-//! | [`outbox`] | what waits to be sent to a host |
 //! | [`connection`] | one host's connection |
+//! | `peer` | the server, as a connection sees it |
 //! | [`listener`] | accepting hosts, TLS |
 //! | [`budget`] | room for connections, for each peer |
 //! | `peer_log` | a bound on what peers write into the log |
@@ -41,9 +41,9 @@ pub mod machines;
 pub mod metrics;
 pub mod nbd;
 pub mod nbd_client;
-pub mod outbox;
 pub mod owner;
 pub mod past;
+mod peer;
 mod peer_log;
 pub mod qemu;
 mod recovering;

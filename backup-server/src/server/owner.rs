@@ -10,7 +10,7 @@ mod tests;
 use super::clock;
 use super::inbox::{Event, Inbox};
 use driver::ThreadDriver;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -76,7 +76,6 @@ impl Owner {
             reserve,
             inbox: Arc::new(Inbox::new(input_max_bytes)),
             past: None,
-            outboxes: BTreeMap::new(),
             covering: BTreeMap::new(),
             folder: None,
             alive: Arc::default(),
@@ -105,14 +104,7 @@ impl Owner {
         let Self { state, driver, .. } = self;
         let now = clock::now();
         match event {
-            Event::Attach { link, host, attach, outbox, permit } => {
-                state.attach_in_order(link, host, attach, (outbox, permit), now, driver);
-            }
-            Event::Frames { link, frames, room } => {
-                state.frames(link, VecDeque::from(frames), room, now, driver);
-            }
-            Event::Beacon { link, sent_at, permit: _permit } => state.beacon(link, sent_at, now),
-            Event::ConnectionLost(connection) => state.connection_lost(connection, now, driver),
+            Event::Host(event) => state.host(event, now, driver),
             Event::GuestWrite { key, offset, effect, durable, done } => {
                 let request = GuestRequest::Write { key, offset, effect, durable };
                 state.guest(request, done, now, driver);

@@ -6,7 +6,7 @@ use super::exports::in_use;
 use super::inbox::Event;
 use super::owner::{self, Owner, OwnerHandle};
 use rustix::fs::{FlockOperation, flock};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,26 +15,19 @@ use std::thread::JoinHandle;
 use thiserror::Error;
 use tidelock_nbd::Users;
 use tidelock_protocol::bounds;
+use tidelock_replica::groups::{Groups, NoGroup, Quota};
 use tidelock_replica::manifest::Member;
 use tidelock_storage::reserve::Reserve;
 
-/// The most groups of one server: each has a thread.
-const GROUPS_MAX: usize = 1024;
 /// Before the name of a directory whose group is being removed.
 const REMOVED: &str = ".removed-";
 
 /// Why a group's owner does not run.
 #[derive(Debug, Error)]
 pub enum SpawnError {
-    /// Not a name.
-    #[error("not a group's name")]
-    Name,
-    /// There is no room for another group.
-    #[error("{0}")]
-    Quota(String),
-    /// Not now.
-    #[error("{0}")]
-    Stopping(String),
+    /// There is no such group, and none begins.
+    #[error(transparent)]
+    None(#[from] NoGroup),
     /// There is no thread for it.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -45,7 +38,7 @@ pub enum SpawnError {
 pub struct Registry {
     config: Config,
     connections: Arc<Connections>,
-    state: Mutex<State>,
+    state: Mutex<Groups<Running>>,
     reserve: Arc<Reserve>,
     /// Who has disks of recovered groups open, by group and disk, on whatever socket.
     users: Mutex<BTreeMap<(String, String), Arc<Users>>>,
@@ -53,20 +46,16 @@ pub struct Registry {
     _lock: File,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    groups: BTreeMap<String, Running>,
-    /// Groups that are being removed.
-    removing: BTreeSet<String>,
-    stopped: bool,
-}
-
 #[derive(Debug)]
 struct Running {
     handle: OwnerHandle,
     thread: JoinHandle<()>,
-    /// The host that made it, or is about to; `None`: no host has.
-    made_by: Option<String>,
+}
+
+impl Running {
+    fn is_closed(&self) -> bool {
+        self.handle.inbox.is_closed()
+    }
 }
 
 /// Why the data directory cannot be used.
@@ -158,31 +147,20 @@ impl Registry {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<OwnerHandle> {
         let state = self.lock();
-        state.groups.get(name).map(|of| of.handle.clone()).filter(|h| !h.inbox.is_closed())
+        state.get(name).filter(|of| !of.is_closed()).map(|of| of.handle.clone())
     }
 
     /// All owners.
     #[must_use]
     pub fn all(&self) -> Vec<OwnerHandle> {
         let state = self.lock();
-        let handles = state.groups.values().map(|of| of.handle.clone());
-        handles.filter(|h| !h.inbox.is_closed()).collect()
+        state.all().filter(|of| !of.is_closed()).map(|of| of.handle.clone()).collect()
     }
 
     /// The owner of a group, which an attachment by this host may create; `None`: it is there, or an operator makes it.
     pub fn get_or_spawn(&self, name: &str, host: Option<&str>) -> Result<OwnerHandle, SpawnError> {
-        if !bounds::is_name(name) {
-            return Err(SpawnError::Name);
-        }
         let mut state = self.lock();
-        if state.stopped {
-            return Err(SpawnError::Stopping("the backup server is stopping".to_owned()));
-        }
-        if state.removing.contains(name) {
-            return Err(SpawnError::Stopping(format!("group {name} is being removed")));
-        }
-        state.groups.retain(|_, of| !of.handle.inbox.is_closed());
-        if let Some(of) = state.groups.get(name) {
+        if let Some(of) = state.find(name, Running::is_closed)? {
             return Ok(of.handle.clone());
         }
         let dir = self.config.data_dir.join("groups").join(name);
@@ -191,65 +169,33 @@ impl Registry {
             true => made_by(&manifest),
             false => host.map(str::to_owned),
         };
-        if !manifest.exists() && host.is_some() {
-            self.check_room(&state, name, host)?;
+        if let Some(host) = host.filter(|_| !manifest.exists()) {
+            let quota = Quota {
+                is_listed: &|name| self.config.is_listed(name),
+                listed: self.config.listed().count(),
+                per_host: self.config.groups_per_host,
+            };
+            state.check_quota(name, host, &quota)?;
         }
         let options = self.config.options(name);
         let (snapshots, input) = (&self.config.snapshots_dir, self.config.input_max_bytes);
         let reserve = Arc::clone(&self.reserve);
         let owner = Owner::new(name, &dir, snapshots, options, input, reserve);
         let (handle, thread) = owner::spawn(owner)?;
-        state.groups.insert(name.to_owned(), Running { handle: handle.clone(), thread, made_by });
+        state.begun(name, Running { handle: handle.clone(), thread }, made_by);
         Ok(handle)
-    }
-
-    /// Whether a host may create another group. For groups that are listed there always is room.
-    fn check_room(&self, state: &State, name: &str, host: Option<&str>) -> Result<(), SpawnError> {
-        if self.config.is_listed(name) {
-            return Ok(());
-        }
-        let unlisted = || state.groups.iter().filter(|(name, _)| !self.config.is_listed(name));
-        // A certificate speaks for its host in any case of letters.
-        let is_own = |of: &Running| match (&of.made_by, host) {
-            (Some(made_by), Some(host)) => made_by.eq_ignore_ascii_case(host),
-            _ => false,
-        };
-        let of_host = unlisted().filter(|(_, of)| is_own(of)).count();
-        let most = self.config.groups_per_host;
-        if of_host >= most {
-            return Err(SpawnError::Quota(format!(
-                "host {} has created {of_host} groups that are not in the backup server's configuration, and {most} is \
-                 the most that it may (limits.groups_per_host): list group {name} there as a [[group]], or remove groups \
-                 there by `tidelock-backup remove`",
-                host.unwrap_or_default()
-            )));
-        }
-        let most = GROUPS_MAX.saturating_sub(self.config.listed().count());
-        if unlisted().count() >= most {
-            return Err(SpawnError::Quota(format!(
-                "there are {most} groups already that are not in the backup server's configuration, and no room for \
-                 others: list group {name} there as a [[group]], or remove groups there by `tidelock-backup remove`"
-            )));
-        }
-        Ok(())
     }
 
     /// Removes a group and all that it has. To be called when nothing uses it: its owner ends first.
     pub fn remove(&self, name: &str) -> io::Result<()> {
-        let running = {
-            let mut state = self.lock();
-            if state.stopped || !state.removing.insert(name.to_owned()) {
-                return Err(io::Error::other(format!("group {name} is being removed already")));
-            }
-            state.groups.remove(name)
-        };
+        let running = self.lock().begin_removal(name).map_err(io::Error::other)?;
         let removed = self.remove_files(name, running);
-        self.lock().removing.remove(name);
+        self.lock().removed(name);
         removed
     }
 
     fn remove_files(&self, name: &str, running: Option<Running>) -> io::Result<()> {
-        if let Some(Running { handle, thread, .. }) = running {
+        if let Some(Running { handle, thread }) = running {
             handle.inbox.push(Event::Stop);
             if thread.join().is_err() {
                 tracing::error!(group = name, "its owner ended by a fault");
@@ -279,12 +225,8 @@ impl Registry {
 
     /// Stops all owners and waits until what they have is durable.
     pub fn stop(&self) {
-        let groups = {
-            let mut state = self.lock();
-            state.stopped = true;
-            std::mem::take(&mut state.groups)
-        };
-        for of in groups.values() {
+        let groups = self.lock().stop();
+        for (_, of) in &groups {
             of.handle.inbox.push(Event::Stop);
         }
         for (name, Running { thread, .. }) in groups {
@@ -294,7 +236,7 @@ impl Registry {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Groups<Running>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

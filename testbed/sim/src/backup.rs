@@ -8,17 +8,17 @@ use crate::net::ConnId;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
-use crate::server::{Input, ServerConn, bytes_of};
+use crate::server::{INBOX_MAX_BYTES, ServerConn, SimGroup, SimServer, bytes_of};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Incarnation, WriterId};
-use tidelock_protocol::message::{Attach, Message};
+use tidelock_protocol::message::Attach;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{Group, GroupOptions, Link, Output};
-use tidelock_replica::group_loop::JobEnd;
+use tidelock_replica::group_loop::{HostEvent, JobEnd};
 use tidelock_replica::history::Point;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory};
@@ -40,8 +40,9 @@ pub struct GroupSlot {
     pub storage: Memory,
     /// Its loop, while the server runs.
     pub(crate) run: Option<GroupRun>,
-    pub(crate) inbox: VecDeque<Input>,
-    pub(crate) inbox_bytes: usize,
+    pub(crate) inbox: VecDeque<HostEvent>,
+    /// Room for frames that wait.
+    room: InputRoom,
     /// Until then no sync of its disk ends.
     pub(crate) hangs_until_ns: u64,
     /// Its thread waits for the disk.
@@ -102,6 +103,7 @@ pub struct Backup {
     /// This run; `None` while it is down.
     pub(crate) boot: Option<Run>,
     pub(crate) conns: BTreeMap<ConnId, ServerConn>,
+    pub(crate) server: SimServer,
     /// Its groups, by number.
     pub groups: Vec<GroupSlot>,
     /// The disk is so much slower.
@@ -116,6 +118,7 @@ impl Backup {
         Self {
             boot: None,
             conns: BTreeMap::new(),
+            server: SimServer::default(),
             groups: plan.groups.iter().map(slot).collect(),
             slow_factor: 1,
         }
@@ -132,16 +135,6 @@ impl Backup {
     pub fn run(&self) -> Option<Run> {
         self.boot
     }
-
-    /// A host connects.
-    pub fn accept(&mut self, conn: ConnId) {
-        self.conns.insert(conn, ServerConn::default());
-    }
-
-    /// Its end of a connection is closed.
-    pub fn forget(&mut self, conn: ConnId) {
-        self.conns.remove(&conn);
-    }
 }
 
 impl GroupSlot {
@@ -150,7 +143,7 @@ impl GroupSlot {
             storage,
             run: None,
             inbox: VecDeque::new(),
-            inbox_bytes: 0,
+            room: InputRoom::new(INBOX_MAX_BYTES),
             hangs_until_ns: 0,
             busy: false,
             due_at_ns: None,
@@ -201,10 +194,15 @@ impl GroupSlot {
         self.run.as_mut()?.state.group_mut()
     }
 
-    /// What waits, for the bound.
+    /// Bytes of frames that wait, for the bound.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
-        self.inbox_bytes + self.run.as_ref().map_or(0, GroupRun::waiting_bytes)
+        let in_inbox = self.inbox.iter().flat_map(|event| match event {
+            HostEvent::Frames { frames, .. } => frames.iter(),
+            _ => Default::default(),
+        });
+        let in_loop = self.run.iter().flat_map(|run| run.state.frames_waiting());
+        in_inbox.chain(in_loop).map(bytes_of).sum()
     }
 }
 
@@ -235,10 +233,20 @@ impl World {
         let boot = self.new_run();
         self.backup.boot = Some(boot);
         note!(self, "backup starts");
+        self.backup.server = SimServer::default();
         for group in 0..self.backup.groups.len() {
+            self.is_served(group);
             self.begin_group(group)?;
         }
         Ok(())
+    }
+
+    /// Connections find the group from now on.
+    pub(crate) fn is_served(&mut self, group: usize) {
+        let room = InputRoom::new(INBOX_MAX_BYTES);
+        self.backup.groups[group].room = room.clone();
+        let served = SimGroup { number: group, room };
+        self.backup.server.groups.begun(&self.plan.groups[group].name, served, None);
     }
 
     /// The loop of a group begins.
@@ -341,7 +349,6 @@ impl World {
             slot.run = None;
             (slot.busy, slot.again, slot.due_at_ns) = (false, false, None);
             slot.inbox.clear();
-            slot.inbox_bytes = 0;
             slot.dying = false;
             slot.storage = if power {
                 slot.storage.crash(&mut || rng.chance(keep_percent, 100))
@@ -391,25 +398,13 @@ impl World {
         let run = slot.run.as_mut().expect("just begun");
         run.driver.seeded.clone_from(&slot.seeded);
         run.state.begin_turn();
-        while let Some(input) = self.backup.groups[group].inbox.pop_front() {
-            self.backup.groups[group].inbox_bytes -= input.bytes();
-            if let Input::Attach(link, host, attach) = &input {
+        while let Some(event) = self.backup.groups[group].inbox.pop_front() {
+            if let HostEvent::Attach { link, host, attach, .. } = &event {
                 self.is_asked_to_attach(group, *link, host, attach);
             }
             let slot = &mut self.backup.groups[group];
-            slot.run.as_mut().expect("just begun").at(now, |state, driver| match input {
-                Input::Attach(link, host, attach) => {
-                    state.attach_in_order(link, host, attach, (), now, driver);
-                }
-                Input::Frame(link, Frame::Control(_, Message::Beacon { sent_at })) => {
-                    state.beacon(link, sent_at, now);
-                }
-                Input::Frame(link, frame) => {
-                    let room = driver.room(bytes_of(&frame));
-                    state.frames(link, VecDeque::from([frame]), room, now, driver);
-                }
-                Input::Lost(connection) => state.connection_lost(connection, now, driver),
-            });
+            let run = slot.run.as_mut().expect("just begun");
+            run.at(now, |state, driver| state.host(event, now, driver));
             self.group_has_run(group)?;
         }
         let slot = &mut self.backup.groups[group];
@@ -468,8 +463,8 @@ impl World {
         // Connections that were not read because too much waited.
         let conns: Vec<_> = self.backup.conns.keys().copied().collect();
         for conn in conns {
-            if self.net.conns.get(&conn).is_some_and(|c| !c.up.arrived.is_empty()) {
-                self.backup_reads(conn)?;
+            if self.backup.conns.get(&conn).is_some_and(ServerConn::is_full) {
+                self.backup_takes(conn)?;
                 let host = self.net.conns.get(&conn).map(|c| c.host);
                 if let Some(host) = host {
                     self.link_turn(host)?;

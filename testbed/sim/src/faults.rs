@@ -177,7 +177,7 @@ impl World {
         if self.rng.chance(2, 3) {
             return self.host_hangup(conn);
         }
-        self.backup_loses(conn);
+        self.backup_loses(conn)?;
         self.backup_closes(conn);
         Ok(())
     }
@@ -335,7 +335,7 @@ impl World {
             Later::PathHeals { host } => self.heal_path(host),
             Later::LinkFast { host } => self.net.paths[host].slow_factor = 1,
             Later::MangledBreaks { conn } => {
-                self.backup_loses(conn);
+                self.backup_loses(conn)?;
                 self.backup_closes(conn);
             }
             Later::BackupRoom { group } => {
@@ -420,7 +420,7 @@ impl World {
         let mangled: Vec<_> =
             self.net.conns.iter().filter(|(_, c)| c.mangled).map(|(id, _)| *id).collect();
         for conn in mangled {
-            self.backup_loses(conn);
+            self.backup_loses(conn)?;
             self.backup_closes(conn);
         }
         for vm in 0..self.vms.len() {

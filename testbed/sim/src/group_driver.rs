@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::{Message, RefusalKind};
+use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::connection::outbox::Outbox;
 use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, SEEDED};
 use tidelock_replica::group_loop::{Driver, GroupLoop, Job};
 use tidelock_replica::history::{Hold, Point};
@@ -16,19 +16,6 @@ use tidelock_replica::manifest::Manifest;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_store::journal::{self, TornTail};
-
-/// Bytes that wait for a group, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Room {
-    bytes: usize,
-    waiting_bytes: Arc<AtomicUsize>,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.waiting_bytes.fetch_sub(self.bytes, Relaxed);
-    }
-}
 
 /// The pin of what was seeded, or why there is none, and whether that is no wonder.
 pub(crate) type Seeded = Result<(Point, Hold), (String, bool)>;
@@ -56,7 +43,6 @@ pub(crate) struct SlotDriver {
     pub(crate) seeded: Option<Point>,
     options: GroupOptions,
     now: Now,
-    waiting_bytes: Arc<AtomicUsize>,
     /// The frame that the group is given: a record's writer, seq and epoch, and the epoch in force.
     arriving: Option<(WriterId, Seq, Epoch, Epoch)>,
     /// Or a message that checkers have to hear of.
@@ -90,7 +76,6 @@ impl GroupRun {
             seeded: None,
             options: options.clone(),
             now: Now::default(),
-            waiting_bytes: Arc::default(),
             arriving: None,
             saying: None,
             contiguous: CountVector::new(),
@@ -110,20 +95,9 @@ impl GroupRun {
         self.driver.now = now;
         what(&mut self.state, &mut self.driver)
     }
-
-    /// Frames that wait for the group.
-    pub(crate) fn waiting_bytes(&self) -> usize {
-        self.driver.waiting_bytes.load(Relaxed)
-    }
 }
 
 impl SlotDriver {
-    /// Room for a frame of so many bytes.
-    pub(crate) fn room(&self, bytes: usize) -> Room {
-        self.waiting_bytes.fetch_add(bytes, Relaxed);
-        Room { bytes, waiting_bytes: self.waiting_bytes.clone() }
-    }
-
     /// Gives the writers of a group that was just created their past. Nothing of this happens in the field, so nothing
     /// goes wrong with it.
     fn give_past(&self, group: &mut Group<Memory>) {
@@ -147,8 +121,6 @@ impl SlotDriver {
 
 impl Driver for SlotDriver {
     type Storage = Memory;
-    type Room = Room;
-    type Outbox = ();
     type Done = ();
 
     fn storage(&self) -> Memory {
@@ -187,17 +159,7 @@ impl Driver for SlotDriver {
 
     fn tend(&mut self, _: &mut Group<Memory>, _: Now) {}
 
-    fn enter(&mut self, _: ConnectionId, (): ()) {}
-
-    fn leave(&mut self, connection: ConnectionId) {
-        self.seen.push_back(Seen::Left(connection));
-    }
-
-    fn refuse(&mut self, link: Link, (): (), kind: RefusalKind, reason: String) {
-        self.outputs.push(Output::Refuse(link, kind, reason));
-    }
-
-    fn send(&mut self, output: Output) {
+    fn send(&mut self, _: &Arc<Outbox>, output: Output) {
         self.outputs.push(output);
     }
 
@@ -234,5 +196,9 @@ impl Driver for SlotDriver {
         {
             self.contiguous.raise(writer, seq);
         }
+    }
+
+    fn observe_lost(&mut self, connection: ConnectionId) {
+        self.seen.push_back(Seen::Left(connection));
     }
 }

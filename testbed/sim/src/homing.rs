@@ -103,8 +103,7 @@ impl World {
         let (new, old) = (self.take_over(group)?, self.let_go_of(group));
         let old = self.fitted(&new, old);
         let (storage, point) = self.seed(group, &new, &old)?;
-        self.exchange(group, new, old, storage, point);
-        Ok(())
+        self.exchange(group, new, old, storage, point)
     }
 
     /// The disks of a recovered group, from the views of now.
@@ -237,12 +236,12 @@ impl World {
         old: Vec<Images>,
         storage: Memory,
         point: Point,
-    ) {
+    ) -> Checked {
         note!(self, "group {group} is on the way back: seeded at {point:?}");
         self.counts.homecomings += 1;
         self.more_steps += MORE_STEPS;
         for conn in self.net.conns.keys().copied().collect::<Vec<_>>() {
-            self.backup.forget(conn);
+            self.backup_loses(conn)?;
             self.net.conns.remove(&conn);
         }
         self.lan = Lan::default();
@@ -272,6 +271,7 @@ impl World {
         }
         let slot = &mut self.backup.groups[group];
         *slot = GroupSlot::seeded(storage, point, slot);
+        self.is_served(group);
         self.wake_group_now(group);
         for host in 0..self.hosts.len() {
             let after = self.rng.range(MS..500 * MS);
@@ -289,6 +289,7 @@ impl World {
                 _ => self.later(Later::SwitchOver { group, tries: 0, recovers: true }, after),
             }
         }
+        Ok(())
     }
 
     /// A VM begins anew at the other site. What its clients were told stays told.

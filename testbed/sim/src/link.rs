@@ -238,7 +238,7 @@ impl World {
         }
         let conn = self.net.connect(host);
         note!(self, "host {host} connects: {conn}");
-        self.backup.accept(conn);
+        self.backup_accepts(conn, host)?;
         let now = self.host_now(host);
         let link = self.link(host).expect("runs");
         link.attempt = None;
@@ -274,7 +274,11 @@ impl World {
                 }
                 Ok(())
             }
-            Way::Down if conn.host_open => self.host_reads(host, id),
+            Way::Down if conn.host_open => {
+                self.host_reads(host, id)?;
+                // Likewise.
+                self.backup_writes(id)
+            }
             Way::Down => Ok(()),
         }
     }
@@ -427,7 +431,6 @@ impl World {
 
     /// The backup's end is closed.
     pub fn backup_closes(&mut self, id: ConnId) {
-        self.backup.forget(id);
         let Some(conn) = self.net.conns.get_mut(&id) else { return };
         conn.backup_open = false;
         conn.up.clear();
@@ -444,20 +447,21 @@ impl World {
     }
 
     /// The backup learns that a connection is gone.
-    pub fn backup_hangup(&mut self, id: ConnId) {
+    pub fn backup_hangup(&mut self, id: ConnId) -> Checked {
         let now_ns = self.schedule.now_ns();
-        let Some(conn) = self.net.conns.get(&id) else { return };
+        let Some(conn) = self.net.conns.get(&id) else { return Ok(()) };
         if conn.host_open || !conn.backup_open {
-            return;
+            return Ok(());
         }
         if self.net.paths[conn.host].up_stopped || conn.up.next_at_ns().is_some() {
             // It hears of the end after everything that came before.
             let next = conn.up.next_at_ns().unwrap_or(0).saturating_sub(now_ns);
             self.schedule.after(next + 50 * MS, Event::BackupHangup { conn: id });
-            return;
+            return Ok(());
         }
         note!(self, "the backup loses {id}");
-        self.backup_loses(id);
+        self.backup_loses(id)?;
         self.net.conns.remove(&id);
+        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::failure::{Checked, Checker, check, fail};
 use crate::world::{World, note};
+use std::collections::BTreeSet;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Attached, CopyState, Message, Progress, RefusalKind};
 use tidelock_protocol::vector::CountVector;
@@ -10,14 +11,16 @@ use tidelock_replica::group::{Link, Output};
 impl World {
     /// Sends what the group says, past the checkers.
     pub fn send_outputs(&mut self, group: usize) -> Checked {
+        let mut told = BTreeSet::new();
         for output in std::mem::take(&mut self.backup.groups[group].outputs) {
-            match output {
+            match &output {
                 Output::Send(link, message) => {
-                    self.check_told(group, link, &message)?;
-                    self.check_unheard(group, link, &message)?;
-                    self.check_agreement(group, link, &message)?;
-                    self.is_taken_for_whole(group, link, &message)?;
-                    if matches!(message, Message::FloorIs { mark, .. } if mark != 0) {
+                    let link = *link;
+                    self.check_told(group, link, message)?;
+                    self.check_unheard(group, link, message)?;
+                    self.check_agreement(group, link, message)?;
+                    self.is_taken_for_whole(group, link, message)?;
+                    if matches!(message, Message::FloorIs { mark, .. } if *mark != 0) {
                         self.answers(group, link);
                     }
                     note!(
@@ -25,19 +28,17 @@ impl World {
                         "group {group} to {}.{}: {}",
                         link.connection.0,
                         link.channel,
-                        brief(&message)
+                        brief(message)
                     );
-                    self.tell(link.connection.0, link.channel, &message);
                 }
-                Output::Refuse(link, kind, reason) => {
+                Output::Refuse(link, kind, _) => {
                     note!(
                         self,
                         "group {group} refuses {}.{}: {kind:?}",
                         link.connection.0,
                         link.channel
                     );
-                    self.tell(link.connection.0, link.channel, &Message::Refused { kind, reason });
-                    if kind == RefusalKind::Invalid {
+                    if *kind == RefusalKind::Invalid {
                         // The stream is damaged: a connection made anew repeats it.
                         let conn = link.connection.0;
                         let mangled = self.net.conns.get(&conn).is_none_or(|c| c.mangled);
@@ -45,8 +46,9 @@ impl World {
                     }
                 }
             }
+            told.insert(self.say(output));
         }
-        Ok(())
+        told.into_iter().try_for_each(|conn| self.backup_writes(conn))
     }
 
     /// A run that goes on after a clean stop is whole as soon as the backup takes it, also if its loop hangs and never

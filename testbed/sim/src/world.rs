@@ -90,6 +90,8 @@ pub enum Event {
     HostHangup { conn: ConnId },
     /// The other one does.
     BackupHangup { conn: ConnId },
+    /// A deadline of a connection at the backup may have passed.
+    BackupTimer { conn: ConnId, deadline: MonoNanos },
     /// A group's thread at the backup looks.
     Group { group: usize, boot: Run },
     /// Its sync has ended.
@@ -522,10 +524,8 @@ impl World {
             Event::Connect { host, run, attempt } => self.connect(host, run, attempt),
             Event::Deliver { conn, way } => self.deliver(conn, way),
             Event::HostHangup { conn } => self.host_hangup(conn),
-            Event::BackupHangup { conn } => {
-                self.backup_hangup(conn);
-                Ok(())
-            }
+            Event::BackupHangup { conn } => self.backup_hangup(conn),
+            Event::BackupTimer { conn, deadline } => self.backup_timer(conn, deadline),
             Event::Group { group, boot } => self.group_event(group, boot),
             Event::Synced { group, boot } => self.synced(group, boot),
             Event::JobDone { group, boot, end } => self.job_done(group, boot, *end),

@@ -69,6 +69,7 @@ pub use shape::RemoveError;
 pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, HostStatus, WriterStatus};
 
 use self::parts::Gathered;
+use crate::connection::outbox::Outbox;
 use crate::history::Holds;
 use crate::manifest::Manifest;
 use std::collections::{BTreeMap, BTreeSet};
@@ -118,6 +119,26 @@ pub enum Output {
     Send(Link, Message),
     /// The member is not attached, or no longer: tell it why.
     Refuse(Link, RefusalKind, String),
+}
+
+impl Output {
+    /// The link that it goes to.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        match self {
+            Self::Send(link, _) | Self::Refuse(link, ..) => *link,
+        }
+    }
+
+    /// Puts it among the messages that wait to be sent.
+    pub fn send(self, outbox: &Outbox) {
+        match self {
+            Self::Send(link, message) => outbox.send(link.channel, message),
+            Self::Refuse(link, kind, reason) => {
+                outbox.send(link.channel, Message::Refused { kind, reason });
+            }
+        }
+    }
 }
 
 /// Both clocks, as arguments.

@@ -21,12 +21,15 @@ mod waiting;
 pub use jobs::{Job, JobEnd};
 pub use waiting::{GuestRequest, work_bytes};
 
+use crate::connection::outbox::Outbox;
+use crate::connection::room::Taken;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Now, Output,
     RecoverError,
 };
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::MonoNanos;
@@ -41,10 +44,6 @@ const RETRY_MS: u64 = 1000;
 pub trait Driver {
     /// The directory that the group is kept in.
     type Storage: Storage;
-    /// Room for frames that wait: given back when it is dropped.
-    type Room;
-    /// The way back of an attachment.
-    type Outbox;
     /// The way back of a guest's write.
     type Done;
 
@@ -62,14 +61,8 @@ pub trait Driver {
     fn broke(&mut self, reason: &str);
     /// A turn's end: work that concerns no host.
     fn tend(&mut self, group: &mut Group<Self::Storage>, now: Now);
-    /// A connection has its first member here.
-    fn enter(&mut self, connection: ConnectionId, outbox: Self::Outbox);
-    /// A connection is gone.
-    fn leave(&mut self, connection: ConnectionId);
-    /// An attachment came to nothing.
-    fn refuse(&mut self, link: Link, outbox: Self::Outbox, kind: RefusalKind, reason: String);
-    /// A message for a member, or an output of the group to a link that is refused.
-    fn send(&mut self, output: Output);
+    /// The group says something to a host: [`Output::send`] puts it in the outbox, at once or when the sync has ended.
+    fn send(&mut self, outbox: &Arc<Outbox>, output: Output);
     /// A guest of a recovered group has its answer.
     fn answer(&mut self, done: Self::Done, result: io::Result<()>);
     /// A job is to be done beside the loop, and its end told by [`GroupLoop::job_done`].
@@ -78,6 +71,46 @@ pub trait Driver {
     fn observe_frame(&mut self, _: Link, _: &Frame, _: &Group<Self::Storage>) {}
     /// The group has taken it, or not.
     fn observe_taken(&mut self, _is_taken: bool) {}
+    /// A connection is gone (for checkers).
+    fn observe_lost(&mut self, _: ConnectionId) {}
+}
+
+/// An event of a host's connection.
+#[derive(Debug)]
+pub enum HostEvent {
+    /// A member attaches.
+    Attach {
+        /// Connection and channel.
+        link: Link,
+        /// Its host, authenticated.
+        host: String,
+        /// The message.
+        attach: Box<Attach>,
+        /// Messages to the host.
+        outbox: Arc<Outbox>,
+        /// Room for its bytes.
+        room: Taken,
+    },
+    /// Frames of one attached member, in order.
+    Frames {
+        /// Connection and channel.
+        link: Link,
+        /// The frames.
+        frames: VecDeque<Frame>,
+        /// Given back when the group has taken all of them.
+        room: Taken,
+    },
+    /// A beacon. It does not wait behind frames that the group cannot take.
+    Beacon {
+        /// Connection and channel.
+        link: Link,
+        /// The host's clock.
+        sent_at: MonoNanos,
+        /// One of the few that may wait.
+        room: Taken,
+    },
+    /// A connection is gone.
+    Lost(ConnectionId),
 }
 
 enum Phase<S: Storage> {
@@ -99,9 +132,10 @@ pub struct GroupLoop<D: Driver> {
     phase: Phase<D::Storage>,
     /// The number of openings so far. A job belongs to one of them.
     generation: u64,
-    connections: BTreeSet<ConnectionId>,
+    /// Connections with members here.
+    outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
     /// By connection, in order. None of them is empty.
-    waiting: BTreeMap<ConnectionId, VecDeque<Waiting<D>>>,
+    waiting: BTreeMap<ConnectionId, VecDeque<Waiting>>,
     /// Work of this turn, by the connection that has caused it.
     worked: BTreeMap<ConnectionId, u64>,
     guests: Guests<D::Done>,
@@ -119,7 +153,7 @@ impl<D: Driver> GroupLoop<D> {
             options,
             phase: Phase::Absent,
             generation: 0,
-            connections: BTreeSet::new(),
+            outboxes: BTreeMap::new(),
             waiting: BTreeMap::new(),
             worked: BTreeMap::new(),
             guests: Guests::default(),
@@ -178,7 +212,7 @@ impl<D: Driver> GroupLoop<D> {
     /// True if no group came of it, and nobody is connected.
     #[must_use]
     pub fn came_to_nothing(&self) -> bool {
-        matches!(self.phase, Phase::Absent) && self.connections.is_empty()
+        matches!(self.phase, Phase::Absent) && self.outboxes.is_empty()
     }
 
     /// Opens the group if it exists.
@@ -230,8 +264,24 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    /// A beacon. It does not wait behind frames that the group cannot take.
-    pub fn beacon(&mut self, link: Link, sent_at: MonoNanos, now: Now) {
+    /// An event of a host's connection.
+    pub fn host(&mut self, event: HostEvent, now: Now, driver: &mut D) {
+        match event {
+            HostEvent::Attach { link, host, attach, outbox, room } => {
+                let attach = Waiting::Attach { link, host, attach, outbox, _room: room };
+                self.in_order(link.connection, attach, now, driver);
+            }
+            HostEvent::Frames { link, frames, room } => {
+                self.frames(link, frames, room, now, driver);
+            }
+            HostEvent::Beacon { link, sent_at, .. } => self.beacon(link, sent_at, now),
+            HostEvent::Lost(connection) => {
+                self.in_order(connection, Waiting::Lost, now, driver);
+            }
+        }
+    }
+
+    fn beacon(&mut self, link: Link, sent_at: MonoNanos, now: Now) {
         self.tick(now);
         let is_ahead = self.has_frames_waiting(link);
         if let Phase::Live(group) = &mut self.phase {
@@ -247,7 +297,7 @@ impl<D: Driver> GroupLoop<D> {
         link: Link,
         host: &str,
         attach: &Attach,
-        outbox: D::Outbox,
+        outbox: Arc<Outbox>,
         now: Now,
         driver: &mut D,
     ) {
@@ -258,20 +308,19 @@ impl<D: Driver> GroupLoop<D> {
         if matches!(self.phase, Phase::Absent)
             && let Err((kind, reason)) = self.create(host, attach, now, driver)
         {
-            return driver.refuse(link, outbox, kind, reason);
+            return driver.send(&outbox, Output::Refuse(link, kind, reason));
         }
         match &mut self.phase {
             Phase::Live(group) => {
-                self.connections.insert(link.connection);
-                driver.enter(link.connection, outbox);
+                self.outboxes.insert(link.connection, outbox);
                 group.attach(now, link, host, attach);
             }
             Phase::Broken { kind, reason, .. } => {
-                driver.refuse(link, outbox, *kind, reason.clone());
+                driver.send(&outbox, Output::Refuse(link, *kind, reason.clone()));
             }
             Phase::Absent => {
                 let reason = "the group was not created".into();
-                driver.refuse(link, outbox, RefusalKind::Stopping, reason);
+                driver.send(&outbox, Output::Refuse(link, RefusalKind::Stopping, reason));
             }
         }
     }
@@ -307,8 +356,8 @@ impl<D: Driver> GroupLoop<D> {
         if let Phase::Live(group) = &mut self.phase {
             group.connection_lost(connection);
         }
-        self.connections.remove(&connection);
-        driver.leave(connection);
+        self.outboxes.remove(&connection);
+        driver.observe_lost(connection);
     }
 
     /// A new batch begins: each connection may cause work again.
@@ -367,7 +416,11 @@ impl<D: Driver> GroupLoop<D> {
         for notice in group.take_notices() {
             tracing::warn!(group = self.name, "{notice}");
         }
-        group.take_outputs().into_iter().for_each(|output| driver.send(output));
+        for output in group.take_outputs() {
+            if let Some(outbox) = self.outboxes.get(&output.link().connection) {
+                driver.send(outbox, output);
+            }
+        }
     }
 
     /// The server stops: the group has all that has arrived, and is closed.

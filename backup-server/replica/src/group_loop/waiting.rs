@@ -3,9 +3,12 @@
 //! records of other hosts are taken in between.
 
 use super::{Driver, GroupLoop, Phase};
-use crate::group::{ConnectionId, GuestEffect, Link, Now};
+use crate::connection::outbox::Outbox;
+use crate::connection::room::Taken;
+use crate::group::{ConnectionId, GuestEffect, Link, Now, Output};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::limits;
@@ -19,18 +22,19 @@ pub(super) const TURN_WORK_BYTES: u64 = 2 * limits::DIGEST_CHUNK_MAX_BYTES as u6
 const UNSYNCED_MAX_BYTES: u64 = 64 << 20;
 
 /// An event of one connection that the group has not taken yet.
-pub(super) enum Waiting<D: Driver> {
+pub(super) enum Waiting {
     Frames {
         link: Link,
         frames: VecDeque<Frame>,
-        _room: D::Room,
+        _room: Taken,
     },
     /// An attachment behind frames that were sent before it.
     Attach {
         link: Link,
         host: String,
         attach: Box<Attach>,
-        outbox: D::Outbox,
+        outbox: Arc<Outbox>,
+        _room: Taken,
     },
     /// The end of the connection, likewise.
     Lost,
@@ -75,31 +79,11 @@ impl<Done> Guests<Done> {
 }
 
 impl<D: Driver> GroupLoop<D> {
-    /// A member is to be attached.
-    pub fn attach_in_order(
-        &mut self,
-        link: Link,
-        host: String,
-        attach: Box<Attach>,
-        outbox: D::Outbox,
-        now: Now,
-        driver: &mut D,
-    ) {
-        let waiting = Waiting::Attach { link, host, attach, outbox };
-        self.in_order(link.connection, waiting, now, driver);
-    }
-
-    /// A connection is gone.
-    pub fn connection_lost(&mut self, connection: ConnectionId, now: Now, driver: &mut D) {
-        self.in_order(connection, Waiting::Lost, now, driver);
-    }
-
-    /// Frames of one attached member, in order.
-    pub fn frames(
+    pub(super) fn frames(
         &mut self,
         link: Link,
         frames: VecDeque<Frame>,
-        room: D::Room,
+        room: Taken,
         now: Now,
         driver: &mut D,
     ) {
@@ -114,6 +98,14 @@ impl<D: Driver> GroupLoop<D> {
         self.tick(now);
         self.guests.queue.push_back((request, done));
         self.take_guests(now, driver);
+    }
+
+    /// Frames that the group has not taken yet.
+    pub fn frames_waiting(&self) -> impl Iterator<Item = &Frame> {
+        self.waiting.values().flatten().flat_map(|waiting| match waiting {
+            Waiting::Frames { frames, .. } => frames.iter(),
+            Waiting::Attach { .. } | Waiting::Lost => Default::default(),
+        })
     }
 
     /// `true` if the group has not taken all frames of this link yet.
@@ -212,7 +204,13 @@ impl<D: Driver> GroupLoop<D> {
     }
 
     /// Handles an attachment or the end of a connection after the frames that wait for their turn.
-    fn in_order(&mut self, connection: ConnectionId, event: Waiting<D>, now: Now, driver: &mut D) {
+    pub(super) fn in_order(
+        &mut self,
+        connection: ConnectionId,
+        event: Waiting,
+        now: Now,
+        driver: &mut D,
+    ) {
         self.tick(now);
         self.take_waiting_of(connection, now, driver);
         let waits = self.has_worked(connection);
@@ -222,15 +220,9 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    fn take_other(
-        &mut self,
-        connection: ConnectionId,
-        event: Waiting<D>,
-        now: Now,
-        driver: &mut D,
-    ) {
+    fn take_other(&mut self, connection: ConnectionId, event: Waiting, now: Now, driver: &mut D) {
         match event {
-            Waiting::Attach { link, host, attach, outbox } => {
+            Waiting::Attach { link, host, attach, outbox, .. } => {
                 self.attach(link, &host, &attach, outbox, now, driver);
             }
             Waiting::Lost => self.lose(connection, driver),
@@ -248,7 +240,8 @@ impl<D: Driver> GroupLoop<D> {
             for one in waiting {
                 match one {
                     Waiting::Attach { link, outbox, .. } => {
-                        driver.refuse(link, outbox, RefusalKind::Stopping, reason.to_owned());
+                        let reason = reason.to_owned();
+                        driver.send(&outbox, Output::Refuse(link, RefusalKind::Stopping, reason));
                     }
                     Waiting::Lost => self.lose(connection, driver),
                     Waiting::Frames { .. } => {}

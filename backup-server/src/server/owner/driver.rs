@@ -1,8 +1,7 @@
-//! The surroundings of a group's loop: its directory, hosts' outboxes, and the thread beside it.
+//! The surroundings of a group's loop: its directory, and the thread beside it.
 
 use super::folder::Folder;
-use crate::server::inbox::{FramesRoom, Inbox};
-use crate::server::outbox::Outbox;
+use crate::server::inbox::Inbox;
 use crate::server::past::Past;
 use crate::server::peer_log::peer_log;
 use crate::server::snapshots;
@@ -11,16 +10,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidelock_protocol::message::{Message, RefusalKind};
-use tidelock_replica::group::{ConnectionId, Group, Link, Now, Output};
+use tidelock_replica::connection::outbox::Outbox;
+use tidelock_replica::group::{Group, Now, Output};
 use tidelock_replica::group_loop::{Driver, Job};
 use tidelock_storage::files::Files;
 use tidelock_storage::reserve::Reserve;
 use tidelock_store::journal::TornTail;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
-
-/// An outbox, and the bytes of the attachment that waits.
-pub(super) type AttachersOutbox = (Arc<Outbox>, OwnedSemaphorePermit);
+use tokio::sync::oneshot;
 
 pub(super) struct ThreadDriver {
     pub(super) group: Arc<str>,
@@ -30,7 +26,6 @@ pub(super) struct ThreadDriver {
     pub(super) inbox: Arc<Inbox>,
     /// Bookmarks, pins and snapshots of the group that is live.
     pub(super) past: Option<Past>,
-    pub(super) outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
     /// Requests that wait for the cut, by the number that the group has given to each.
     pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     pub(super) folder: Option<Folder>,
@@ -56,8 +51,6 @@ impl ThreadDriver {
 
 impl Driver for ThreadDriver {
     type Storage = Files;
-    type Room = FramesRoom;
-    type Outbox = AttachersOutbox;
     type Done = oneshot::Sender<io::Result<()>>;
 
     fn storage(&self) -> Files {
@@ -119,35 +112,11 @@ impl Driver for ThreadDriver {
         }
     }
 
-    fn enter(&mut self, connection: ConnectionId, (outbox, _): AttachersOutbox) {
-        self.outboxes.insert(connection, outbox);
-    }
-
-    fn leave(&mut self, connection: ConnectionId) {
-        self.outboxes.remove(&connection);
-    }
-
-    fn refuse(
-        &mut self,
-        link: Link,
-        (outbox, _): AttachersOutbox,
-        kind: RefusalKind,
-        reason: String,
-    ) {
-        outbox.send(link.channel, Message::Refused { kind, reason });
-    }
-
-    fn send(&mut self, output: Output) {
-        let (link, message) = match output {
-            Output::Send(link, message) => (link, message),
-            Output::Refuse(link, kind, reason) => {
-                peer_log!(HOSTS, warn, group = &*self.group, ?kind, reason, "refused");
-                (link, Message::Refused { kind, reason })
-            }
-        };
-        if let Some(outbox) = self.outboxes.get(&link.connection) {
-            outbox.send(link.channel, message);
+    fn send(&mut self, outbox: &Arc<Outbox>, output: Output) {
+        if let Output::Refuse(_, kind, reason) = &output {
+            peer_log!(HOSTS, warn, group = &*self.group, ?kind, reason, "refused");
         }
+        output.send(outbox);
     }
 
     fn answer(&mut self, done: oneshot::Sender<io::Result<()>>, result: io::Result<()>) {

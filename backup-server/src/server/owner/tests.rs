@@ -1,8 +1,7 @@
 //! Connections that ask for much work share a group's thread with others.
 
 use super::*;
-use crate::server::inbox::{BeaconRoom, FramesRoom};
-use crate::server::outbox::Outbox;
+use std::collections::VecDeque;
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{
@@ -10,7 +9,10 @@ use tidelock_protocol::ids::{
 };
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role, Writing};
+use tidelock_replica::connection::outbox::Outbox;
+use tidelock_replica::connection::room::Taken;
 use tidelock_replica::group::{ConnectionId, Link};
+use tidelock_replica::group_loop::HostEvent;
 use tokio::sync::oneshot;
 
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
@@ -42,7 +44,7 @@ fn attach() -> Box<Attach> {
     })
 }
 
-fn checks() -> Vec<Frame> {
+fn checks() -> VecDeque<Frame> {
     let check = |n: u64| Message::DigestCheck {
         disk: DiskId(0),
         offset: n * u64::from(CHECK_BYTES),
@@ -52,9 +54,8 @@ fn checks() -> Vec<Frame> {
     (0..CHECKS).map(|n| Frame::Control(LINK.channel, check(n))).collect()
 }
 
-async fn sent(outbox: &Outbox) -> Vec<Message> {
-    let taken = tokio::time::timeout(Duration::ZERO, outbox.take()).await;
-    taken.ok().flatten().into_iter().flatten().map(|(_, message)| message).collect()
+fn sent(outbox: &Outbox) -> Vec<Message> {
+    outbox.take().into_iter().map(|(_, message)| message).collect()
 }
 
 fn compared(messages: &[Message]) -> Vec<u64> {
@@ -78,50 +79,50 @@ struct Attached {
 }
 
 impl Attached {
-    async fn new() -> Self {
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let reserve = Arc::new(Reserve::open(dir.path(), 0).unwrap());
         let (group, snapshots) = (dir.path().join("g"), dir.path().join("snapshots"));
         let options = GroupOptions::default();
         let mut owner = Owner::new("g", &group, &snapshots, options, 1 << 20, reserve);
         let outbox = Arc::new(Outbox::default());
-        let permit = owner.driver.inbox.room_for(1).await.unwrap();
         let (host, attach, to) = ("host-a".to_owned(), attach(), Arc::clone(&outbox));
-        owner.handle(Event::Attach { link: LINK, host, attach, outbox: to, permit });
+        let room = Taken::default();
+        let event = HostEvent::Attach { link: LINK, host, attach, outbox: to, room };
+        owner.handle(Event::Host(event));
         owner.turns();
-        let answer = sent(&outbox).await;
+        let answer = sent(&outbox);
         assert!(answer.iter().any(|of| matches!(of, Message::Attached(_))), "{answer:?}");
         Self { owner, outbox, _dir: dir }
     }
 
-    async fn floods(&mut self) {
-        let bytes = self.owner.driver.inbox.room_for(CHECKS * 60).await.unwrap();
+    fn floods(&mut self) {
         self.owner.state.begin_turn();
-        let room = FramesRoom { bytes, work: None };
-        self.owner.handle(Event::Frames { link: LINK, frames: checks(), room });
+        let event = HostEvent::Frames { link: LINK, frames: checks(), room: Taken::default() };
+        self.owner.handle(Event::Host(event));
     }
 }
 
 /// 4,000 checks of 60 bytes each have read 16 GiB before the next beacon of an honest host, and its lease ran out.
 #[tokio::test]
 async fn beacons_do_not_wait_for_all_the_checks_that_arrived_before_them() {
-    let mut of = Attached::new().await;
-    of.floods().await;
-    let permit = BeaconRoom::default().take().unwrap();
-    of.owner.handle(Event::Beacon { link: LINK, sent_at: MonoNanos(7), permit });
-    of.owner.handle(Event::ConnectionLost(LINK.connection));
+    let mut of = Attached::new();
+    of.floods();
+    let (sent_at, room) = (MonoNanos(7), Taken::default());
+    of.owner.handle(Event::Host(HostEvent::Beacon { link: LINK, sent_at, room }));
+    of.owner.handle(Event::Host(HostEvent::Lost(LINK.connection)));
     of.owner.turns();
-    let first = sent(&of.outbox).await;
+    let first = sent(&of.outbox);
     assert!(first.contains(&Message::Lease { sent_at: MonoNanos(7) }), "{first:?}");
     let mut all = compared(&first);
     assert!((1..=3).contains(&all.len()), "{all:?}");
     // The rest follows by itself, in order, and the end of the connection comes after it.
     let mut turns = 1;
     while of.owner.state.timeout(clock::now()) == Some(Duration::ZERO) {
-        assert!(of.owner.driver.outboxes.contains_key(&LINK.connection));
+        assert!(of.owner.state.has_waiting());
         of.owner.state.begin_turn();
         of.owner.turns();
-        all.extend(compared(&sent(&of.outbox).await));
+        all.extend(compared(&sent(&of.outbox)));
         turns += 1;
     }
     assert!(turns > 10, "{turns}");
@@ -130,13 +131,13 @@ async fn beacons_do_not_wait_for_all_the_checks_that_arrived_before_them() {
         all.len() as u64 + 3 > CHECKS && all.iter().copied().eq(0..all.len() as u64),
         "{all:?}"
     );
-    assert!(!of.owner.state.has_waiting() && of.owner.driver.outboxes.is_empty());
+    assert!(!of.owner.state.has_waiting());
 }
 
 #[tokio::test]
 async fn a_recovery_takes_what_arrived_and_compares_nothing_for_it() {
-    let mut of = Attached::new().await;
-    of.floods().await;
+    let mut of = Attached::new();
+    of.floods();
     let (done, answer) = oneshot::channel();
     of.owner.handle(Event::Recover {
         primary_declared_dead: false,
@@ -147,5 +148,5 @@ async fn a_recovery_takes_what_arrived_and_compares_nothing_for_it() {
     assert!(answer.await.unwrap().is_err());
     assert!(!of.owner.state.has_waiting());
     of.owner.turns();
-    assert_eq!(compared(&sent(&of.outbox).await).len() as u64, CHECKS, "each has its answer");
+    assert_eq!(compared(&sent(&of.outbox)).len() as u64, CHECKS, "each has its answer");
 }

@@ -1,4 +1,4 @@
-//! One host's connection, sans-I/O: the hello, and what becomes of each frame after it.
+//! The hello of a connection, and the channels after it.
 //!
 //! Invariant: nothing but an attachment is heard on a channel before a member was attached there.
 

@@ -1,6 +1,5 @@
-//! What waits to be sent to a host. Acknowledgements are cumulative, so one that was not sent yet
-//! is replaced by the next; with that the queue stays short, and a host that does not read what
-//! it asked for is cut off.
+//! Messages that wait to be sent to a host. Acknowledgements are cumulative, so one that was not sent yet is replaced by
+//! the next. With that the queue stays short, and the connection of a host that does not read its answers ends.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +7,7 @@ use tidelock_protocol::ids::Channel;
 use tidelock_protocol::message::Message;
 use tokio::sync::Notify;
 
-/// Messages that may wait.
+/// The most messages that wait.
 const MESSAGES_MAX: usize = 4096;
 
 /// The outbox of one connection.
@@ -48,29 +47,26 @@ impl Outbox {
         self.ready.notify_one();
     }
 
-    /// Nothing more will come: what is in it is sent, then the connection ends.
+    /// The connection ends after the messages that are in it.
     pub fn close(&self) {
         self.lock().closed = true;
-        self.ready.notify_one();
     }
 
-    /// Waits for messages and takes them. `None`: closed and empty, or overflowed.
-    pub async fn take(&self) -> Option<VecDeque<(Channel, Message)>> {
-        loop {
-            {
-                let mut state = self.lock();
-                if state.overflowed {
-                    return None;
-                }
-                if !state.messages.is_empty() {
-                    return Some(std::mem::take(&mut state.messages));
-                }
-                if state.closed {
-                    return None;
-                }
-            }
-            self.ready.notified().await;
-        }
+    /// Takes the messages.
+    #[must_use]
+    pub fn take(&self) -> VecDeque<(Channel, Message)> {
+        std::mem::take(&mut self.lock().messages)
+    }
+
+    /// True if the host did not read for so long that messages were lost.
+    #[must_use]
+    pub fn has_overflowed(&self) -> bool {
+        self.lock().overflowed
+    }
+
+    /// Waits until something was put in since the last call.
+    pub async fn changed(&self) {
+        self.ready.notified().await;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -78,7 +74,7 @@ impl Outbox {
     }
 }
 
-/// Whether the next one of its kind says all that this one does.
+/// True if the next message of this kind says all that this one does.
 fn is_cumulative(message: &Message) -> bool {
     matches!(message, Message::Progress(_))
 }
@@ -93,26 +89,27 @@ mod tests {
         Message::Progress(Progress { durable: Seq(seq), ..Progress::default() })
     }
 
-    #[tokio::test]
-    async fn acknowledgements_are_merged_and_order_is_kept() {
+    #[test]
+    fn acknowledgements_are_merged_and_order_is_kept() {
         let outbox = Outbox::default();
         let lease = Message::Lease { sent_at: MonoNanos(1) };
         for message in [progress(1), progress(2), lease.clone(), progress(3)] {
             outbox.send(Channel(1), message);
         }
         outbox.send(Channel(2), progress(9));
-        let taken: Vec<_> = outbox.take().await.unwrap().into_iter().map(|(_, m)| m).collect();
+        let taken: Vec<_> = outbox.take().into_iter().map(|(_, m)| m).collect();
         assert_eq!(taken, [progress(2), lease, progress(3), progress(9)]);
         outbox.close();
-        assert!(outbox.take().await.is_none());
+        outbox.send(Channel(1), progress(4));
+        assert!(outbox.take().is_empty(), "nothing goes out after the end");
     }
 
-    #[tokio::test]
-    async fn a_host_that_does_not_read_is_cut_off() {
+    #[test]
+    fn a_host_that_does_not_read_is_cut_off() {
         let outbox = Outbox::default();
         for n in 0..=MESSAGES_MAX as u64 {
             outbox.send(Channel(0), Message::Lease { sent_at: MonoNanos(n) });
         }
-        assert!(outbox.take().await.is_none());
+        assert!(outbox.has_overflowed());
     }
 }
