@@ -147,8 +147,13 @@ impl Connection {
         if let Phase::Greeting { .. } = self.phase {
             let Some(frame) = frame::decode(input)? else { return Ok(None) };
             let greeting = greeting(frame)?;
-            if !input.is_empty() {
-                return Err(ConnectionError::Unexpected("frame after its greeting"));
+            // A backup that stops may have greeted this host just before.
+            match frame::decode(input)? {
+                Some(Frame::Control(Channel(0), Message::Refused { kind, reason })) => {
+                    return Err(ConnectionError::Refused { kind, reason });
+                }
+                Some(_) => return Err(ConnectionError::Unexpected("frame after its greeting")),
+                None => {}
             }
             self.phase = Phase::Serving { last_heard: now, next_beacon: now };
             for member in members {

@@ -1,6 +1,8 @@
 //! Attachments: where the stream goes on, with a backup of this version or an older one, and what ends it.
 
 use super::*;
+use crate::link::connection::{Connection, ConnectionError, Hello};
+use tidelock_protocol::message::PROTOCOL;
 
 #[test]
 fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
@@ -34,6 +36,27 @@ fn a_clean_run_goes_on_where_the_backup_says() {
 }
 
 /// The backup goes by the run before until it hears that this one is on record here, and by its log from then on.
+/// A server that stops greets a host and refuses it with one write.
+#[test]
+fn a_backup_that_refuses_right_after_its_greeting_is_asked_again_soon() {
+    let hello = Hello { host: "h".to_owned(), software: "s".to_owned() };
+    let (_, protocol) = PROTOCOL;
+    let welcome = Message::Welcome { protocol, server: "b".to_owned(), software: "s".to_owned() };
+    let (kind, reason) = (RefusalKind::Stopping, "it stops".to_owned());
+    let greets_and = |message: Message| {
+        let mut members: [Member<FromLink>; 0] = [];
+        let mut connection = Connection::open(&hello, &members, MonoNanos(1));
+        let mut input = BytesMut::new();
+        frame::encode_control(Channel(0), &welcome, &mut input);
+        frame::encode_control(Channel(0), &message, &mut input);
+        connection.received(&mut input, &mut members, MonoNanos(2), 1).unwrap_err()
+    };
+    let refused = greets_and(Message::Refused { kind, reason });
+    assert!(matches!(refused, ConnectionError::Refused { kind: RefusalKind::Stopping, .. }));
+    assert!(!refused.is_of_words());
+    assert!(greets_and(Message::Arriving).is_of_words(), "nothing else comes before an attachment");
+}
+
 #[test]
 fn a_run_is_on_record_before_it_says_so_and_says_so_first() {
     let run = RunId { number: Incarnation(1), nonce: Nonce(1, 2) };
