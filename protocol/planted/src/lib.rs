@@ -109,6 +109,14 @@ pub enum Bug {
     NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
+    /// Breaks rules 4 and 11: a peer speaks for any host, whatever its certificate says.
+    CertificateIgnored,
+    /// Breaks rules 3 and 11: records are taken from connections that have no member attached, or not any more.
+    UnattachedIsHeard,
+    /// Breaks rule 10: a connection is read although its group has no room.
+    FullGroupIsRead,
+    /// Breaks rule 8: a group does not hear that a connection has ended.
+    EndNotTold,
     /// Breaks rule 8: what an older connection has left takes a member from the newer one of the same run.
     OlderConnectionWins,
     /// Breaks rule 1: a host believes that its policy is kept, and it is not.

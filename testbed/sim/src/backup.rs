@@ -4,6 +4,7 @@
 use crate::failure::{Checked, Checker, check};
 use crate::group_driver::{GroupRun, Seen};
 use crate::hearsay::Said;
+use crate::lying::is_of_liar;
 use crate::net::ConnId;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
@@ -16,6 +17,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Incarnation, WriterId};
 use tidelock_protocol::message::Attach;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::connection::ConnectionError;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{Group, GroupOptions, Link, Output};
 use tidelock_replica::group_loop::{HostEvent, JobEnd};
@@ -91,6 +93,8 @@ pub struct GroupSlot {
     pub held: Vec<crate::past::Held>,
     /// Links of this boot, to know whose they are, and of which run; `None`: a follower's.
     pub writers: BTreeMap<Link, Option<(WriterId, Incarnation)>>,
+    /// The last attachment of each VM.
+    pub(crate) attaches: BTreeMap<usize, Attach>,
     /// The same, as VMs.
     pub(crate) vms: BTreeMap<Link, usize>,
     /// For the checkers: what members have said that they do without the backup.
@@ -168,6 +172,7 @@ impl GroupSlot {
             views: Vec::new(),
             held: Vec::new(),
             writers: BTreeMap::new(),
+            attaches: BTreeMap::new(),
             vms: BTreeMap::new(),
             said: Said::default(),
         }
@@ -327,6 +332,28 @@ impl World {
         }
     }
 
+    /// An operator stops the server: hosts hear of it, and groups are closed.
+    pub fn stop_backup(&mut self) -> Checked {
+        if !self.backup.is_up() {
+            return Ok(());
+        }
+        note!(self, "backup stops");
+        self.backup.server.groups.stop();
+        let now = self.backup_now();
+        for group in 0..self.backup.groups.len() {
+            if let Some(run) = &mut self.backup.groups[group].run {
+                run.at(now, |state, driver| state.stop(now, driver));
+            }
+            self.group_has_run(group)?;
+            self.send_outputs(group)?;
+        }
+        for conn in self.backup.conns.keys().copied().collect::<Vec<_>>() {
+            self.backup_ends(conn, &ConnectionError::stopping())?;
+        }
+        self.end_backup(false);
+        Ok(())
+    }
+
     /// The server is gone. `power`: with what its disk had not made durable.
     pub fn end_backup(&mut self, power: bool) {
         if self.backup.boot.take().is_none() {
@@ -399,7 +426,9 @@ impl World {
         run.driver.seeded.clone_from(&slot.seeded);
         run.state.begin_turn();
         while let Some(event) = self.backup.groups[group].inbox.pop_front() {
-            if let HostEvent::Attach { link, host, attach, .. } = &event {
+            if let HostEvent::Attach { link, host, attach, .. } = &event
+                && !is_of_liar(*link)
+            {
                 self.is_asked_to_attach(group, *link, host, attach);
             }
             let slot = &mut self.backup.groups[group];
@@ -437,6 +466,7 @@ impl World {
         slot.writers.insert(link, writing.map(|writing| (writing.writer, writing.incarnation)));
         if let Some(vm) = self.plan.vms.iter().position(|vm| vm.name == attach.member) {
             slot.vms.insert(link, vm);
+            slot.attaches.insert(vm, attach.clone());
         }
     }
 

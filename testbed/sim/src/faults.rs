@@ -118,7 +118,10 @@ impl World {
                 self.stop_daemon(host);
             }
             Fault::KillBackup => {
-                self.end_backup(false);
+                match self.rng.chance(1, 2) {
+                    true => self.stop_backup()?,
+                    false => self.end_backup(false),
+                }
                 self.later(Later::BackupStarts, span);
             }
             Fault::PowerBackup => self.backup_power_fails(span),

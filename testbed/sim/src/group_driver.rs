@@ -1,6 +1,7 @@
 //! The surroundings of a simulated group's loop ([`GroupLoop`]) at the backup: a disk in memory, and lists of what the
 //! world is to do about it.
 
+use crate::lying::is_of_liar;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -170,6 +171,10 @@ impl Driver for SlotDriver {
     }
 
     fn observe_frame(&mut self, link: Link, frame: &Frame, group: &Group<Memory>) {
+        (self.arriving, self.saying) = (None, None);
+        if is_of_liar(link) {
+            return;
+        }
         // A part of a record that arrives is none.
         self.arriving = match frame {
             Frame::Record(_, record) => {

@@ -52,6 +52,7 @@ pub mod lan;
 pub mod link;
 pub mod local;
 pub mod logging;
+mod lying;
 pub mod narrow;
 pub mod net;
 pub mod oracle;

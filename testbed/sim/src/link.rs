@@ -7,6 +7,7 @@ use crate::world::{Event, Run, World, note};
 use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use tidelock_daemon::link::connection::{ConnectionError, Hello};
 use tidelock_daemon::link::host_link::HostLink;
@@ -238,7 +239,8 @@ impl World {
         }
         let conn = self.net.connect(host);
         note!(self, "host {host} connects: {conn}");
-        self.backup_accepts(conn, host)?;
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8));
+        self.backup_accepts(conn, &format!("h{host}"), address)?;
         let now = self.host_now(host);
         let link = self.link(host).expect("runs");
         link.attempt = None;

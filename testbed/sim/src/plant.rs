@@ -22,7 +22,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 65] = [
+pub const PLANTS: [(&str, Plant); 69] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -56,6 +56,10 @@ pub const PLANTS: [(&str, Plant); 65] = [
     ("damage-folded-as-good", Plant::Production(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Production(Bug::DamageNotListed)),
     ("cold-not-synced", Plant::Production(Bug::ColdNotSynced)),
+    ("certificate-ignored", Plant::Production(Bug::CertificateIgnored)),
+    ("unattached-is-heard", Plant::Production(Bug::UnattachedIsHeard)),
+    ("full-group-is-read", Plant::Production(Bug::FullGroupIsRead)),
+    ("end-not-told", Plant::Production(Bug::EndNotTold)),
     ("older-connection-wins", Plant::Production(Bug::OlderConnectionWins)),
     ("policy-forgotten", Plant::Production(Bug::PolicyForgotten)),
     ("newcomer-not-told", Plant::Production(Bug::NewcomerNotTold)),

@@ -7,7 +7,7 @@ use crate::schedule::{MS, US};
 use crate::world::{Event, World, note};
 use bytes::BytesMut;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::task::{Context, Poll, Waker};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, MonoNanos};
@@ -124,18 +124,17 @@ impl SimServer {
 }
 
 impl World {
-    /// A host has connected.
-    pub(crate) fn backup_accepts(&mut self, id: ConnId, host: usize) -> Checked {
+    /// A peer has connected from this address, with a certificate for this host.
+    pub(crate) fn backup_accepts(&mut self, id: ConnId, host: &str, address: IpAddr) -> Checked {
         let now = self.backup_now().mono;
         let connection = Connection::new(ConnectionId(id), "b", "sim", now);
         let (out, raw) = (BytesMut::new(), BytesMut::new());
         let conn = ServerConn { connection, out, timer_at: None, raw, swapped: None };
         self.backup.conns.insert(id, conn);
         let server = &mut self.backup.server;
-        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8));
         let (place, evicted) = server.places.stranger(address, id);
         server.evicted.extend(evicted);
-        server.of_conns.insert(id, (format!("h{host}"), place));
+        server.of_conns.insert(id, (host.to_owned(), place));
         self.set_backup_timer(id);
         self.hand_out()
     }
@@ -155,6 +154,13 @@ impl World {
         } else {
             server.connection.input().extend_from_slice(&arrived);
         }
+        self.backup_takes(id)
+    }
+
+    /// Bytes of a peer without a network arrive.
+    pub(crate) fn backup_hears(&mut self, id: ConnId, bytes: &[u8]) -> Checked {
+        let Some(server) = self.backup.conns.get_mut(&id) else { return Ok(()) };
+        server.connection.input().extend_from_slice(bytes);
         self.backup_takes(id)
     }
 
@@ -236,7 +242,7 @@ impl World {
     }
 
     /// The server ends a connection, with a word to the host.
-    fn backup_ends(&mut self, id: ConnId, why: &ConnectionError) -> Checked {
+    pub(crate) fn backup_ends(&mut self, id: ConnId, why: &ConnectionError) -> Checked {
         note!(self, "the backup ends {id}: {why}");
         self.ends(id, Some(why))?;
         self.backup_closes(id);
@@ -316,7 +322,7 @@ impl World {
     }
 }
 
-fn encode(frame: &Frame, out: &mut BytesMut) {
+pub(crate) fn encode(frame: &Frame, out: &mut BytesMut) {
     match frame {
         Frame::Control(channel, message) => frame::encode_control(*channel, message, out),
         Frame::Part(channel, part) => frame::encode_part(*channel, part, out),

@@ -100,6 +100,10 @@ pub enum Event {
     JobDone { group: usize, boot: Run, end: Box<JobDone> },
     /// Something goes wrong.
     Fault,
+    /// A peer of the backup says what other hosts say.
+    Lie,
+    /// It has nothing more to say.
+    LiarLeaves { conn: ConnId },
     /// It is over, or goes on: see [`crate::faults`].
     After(crate::faults::Later),
     /// The operator recovers a group.
@@ -331,6 +335,8 @@ pub struct World {
     pub backup: Backup,
     /// What hosts have let out that no tag names, by group.
     pub leaks: Vec<Leaks>,
+    /// Liars so far.
+    pub(crate) liars: u64,
     /// Faults come.
     pub faulty: bool,
     /// Guests begin new things.
@@ -380,6 +386,7 @@ impl World {
             net: Net::new(plan.hosts.len()),
             lan: Lan::default(),
             backup: Backup::new(&plan),
+            liars: 0,
             leaks: plan.groups.iter().map(|_| Leaks::default()).collect(),
             hosts,
             vms,
@@ -423,6 +430,7 @@ impl World {
         }
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);
+        self.schedule.after(after, Event::Lie);
         Ok(())
     }
 
@@ -525,6 +533,8 @@ impl World {
             Event::Deliver { conn, way } => self.deliver(conn, way),
             Event::HostHangup { conn } => self.host_hangup(conn),
             Event::BackupHangup { conn } => self.backup_hangup(conn),
+            Event::Lie => self.peer_lies(),
+            Event::LiarLeaves { conn } => self.backup_loses(conn),
             Event::BackupTimer { conn, deadline } => self.backup_timer(conn, deadline),
             Event::Group { group, boot } => self.group_event(group, boot),
             Event::Synced { group, boot } => self.synced(group, boot),

@@ -37,6 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use taking::{Run, Step};
 use thiserror::Error;
+use tidelock_planted::Bug;
 use tidelock_protocol::frame::{self, FrameError};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Bookmark, BookmarkPoint, Message, RefusalKind};
@@ -297,7 +298,8 @@ impl<S: Server> Connection<S> {
 
     /// The connection ends: its groups are told, and the host is told why, if it was not the one to end it.
     pub fn end(&mut self, why: Option<&ConnectionError>, server: &mut S) {
-        for group in self.channels.groups() {
+        let told = self.channels.groups().filter(|_| !tidelock_planted::is(Bug::EndNotTold));
+        for group in told {
             server.give(group, HostEvent::Lost(self.id));
         }
         if let Some(why) = why {

@@ -25,7 +25,8 @@ impl<S: Storage> Group<S> {
     #[must_use = "a frame that comes back is not taken"]
     pub fn receive(&mut self, now: Now, link: Link, frame: Frame) -> Option<Frame> {
         self.tick(now);
-        let Some(i) = self.slots.iter().position(|slot| slot.link == Some(link)) else {
+        let attached = self.slots.iter().position(|slot| slot.link == Some(link));
+        let Some(i) = attached.or_else(|| self.named_in(&frame)) else {
             // A follower, or what a connection that was just refused or superseded had under way.
             self.receive_follower(now, link, frame);
             return None;
@@ -49,6 +50,13 @@ impl<S: Storage> Group<S> {
                 .receive_control(now, i, link, message)
                 .map(|message| Frame::Control(channel, message)),
         }
+    }
+
+    /// The writer that a record names, whoever sends it.
+    fn named_in(&self, frame: &Frame) -> Option<usize> {
+        let Frame::Record(_, Record { writer, .. }) = frame else { return None };
+        let slot = self.slots.get(writer.index()).filter(|slot| slot.receiver.is_some());
+        slot.filter(|_| tidelock_planted::is(Bug::UnattachedIsHeard)).map(|_| writer.index())
     }
 
     fn receive_part(&mut self, now: Now, i: usize, link: Link, part: &Part) {
