@@ -37,7 +37,9 @@ struct Seen {
     acknowledged: Seq,
     /// The last heartbeat that the loop had taken.
     taken: u64,
-    /// No acknowledgement has risen since, nothing explained that, and somebody looked.
+    /// So often the backup has said that bytes of a record arrive.
+    arrivals: u64,
+    /// No acknowledgement has risen since, no bytes have arrived, nothing explained that, and somebody looked.
     silent_since: MonoNanos,
     acknowledged_at: MonoNanos,
     /// The loop did not turn, at the last look that saw that.
@@ -105,12 +107,14 @@ impl Beating {
             is_back
                 || sight.is_explained
                 || durable > seen.durable
+                || sight.arrivals > seen.arrivals
                 || sight.acknowledged > seen.acknowledged
         });
         let before = self.seen.unwrap_or(Seen {
             durable,
             acknowledged: sight.acknowledged,
             taken: sight.taken.0,
+            arrivals: sight.arrivals,
             silent_since: now,
             acknowledged_at: now,
             hung_at: None,
@@ -120,6 +124,7 @@ impl Beating {
             durable: durable.max(before.durable),
             acknowledged: sight.acknowledged.max(before.acknowledged),
             taken: sight.taken.0,
+            arrivals: sight.arrivals,
             silent_since: if is_news { now } else { before.silent_since },
             acknowledged_at: if rises { now } else { before.acknowledged_at },
             hung_at: if self.hangs { Some(now) } else { before.hung_at },
