@@ -155,48 +155,50 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 /// The first seed that catches a bug.
 fn known_seed(name: &str) -> u64 {
     match name {
-        "fence-ignored-in-async" => 3,
-        "difference-ignored"
-        | "lease-ignored"
+        "activity-unflushed"
+        | "digest-of-image"
+        | "merge-forgotten"
+        | "newcomer-not-told"
+        | "oldest-forgotten"
         | "outsider-merged"
-        | "unbounded-backlog"
-        | "view-after-its-time" => 2,
-        "epoch-not-durable" | "no-calm" => 3,
-        "map-older-wins" => 7,
-        "old-epoch-accepted" | "one-too-early" | "seeded-is-whole" | "times-alone" => 4,
-        "cut-of-each-maximum"
+        | "over-before-covered"
+        | "rebuilt-next-to-pending"
+        | "strip-before-merge"
+        | "unbounded-backlog" => 2,
+        "ack-over-gap" | "certificate-ignored" | "epoch-not-durable" | "one-too-early" => 3,
+        "old-epoch-accepted" => 4,
+        "copies-starve"
+        | "cut-of-each-maximum"
+        | "damage-folded-as-good"
+        | "damage-not-listed"
         | "handing-over-forgotten"
         | "map-keeps-void"
-        | "watermark-ignores-idle" => 5,
-        "newcomer-not-told" | "wrap-forgotten" => 6,
-        "merge-forgotten" | "last-entry-forgotten" | "strip-before-merge" => 7,
-        "ceiling-passed" | "damage-folded-as-good" | "damage-not-listed" | "waypoint-too-early" => {
-            8
-        }
-        "redone-backwards" => 10,
-        "hlc-goes-back" | "others-not-awaited" => 12,
-        "difference-forgotten" => 15,
-        "admitted-is-back" | "removed-holds-watermark" => 17,
-        "over-before-covered" | "policy-forgotten" | "queue-is-silence" => 18,
-        "any-entry-covers" => 19,
-        "written-before-kept" => 20,
-        "async-before-contact" => 22,
-        "first-entry-only" | "sum-covers" => 34,
-        "copies-starve" | "only-when-idle" => 48,
-        "ack-over-gap" => 58,
-        "rebuilt-next-to-pending" => 84,
-        "torn-tail-kept" => 161,
-        "newcomer-not-waited-for" => 164,
-        "unrecorded-unnamed" => 175,
-        "older-connection-wins" => 215,
-        "boot-ignored" => 254,
-        "unrecorded-unmapped" => 492,
-        "floor-not-awaited" => 457,
-        "activity-unflushed" => 2,
-        "activity-forgotten" => 168,
+        | "only-when-idle"
+        | "watermark-ignores-idle"
+        | "waypoint-too-early" => 5,
+        "last-entry-forgotten"
+        | "newcomer-not-waited-for"
+        | "policy-forgotten"
+        | "redone-backwards"
+        | "unrecorded-unnamed"
+        | "wrap-forgotten" => 6,
+        "ceiling-passed" => 8,
+        "end-not-told" | "removed-holds-watermark" => 9,
+        "others-not-awaited" => 12,
         "grown-is-whole" => 16,
-        "oldest-forgotten" => 8,
-        "image-not-verified" => 7,
+        "queue-is-silence" => 18,
+        "activity-forgotten" | "any-entry-covers" | "first-entry-only" | "sum-covers" => 19,
+        "boot-ignored" | "written-before-kept" => 20,
+        "image-not-verified" => 24,
+        "hlc-goes-back" => 29,
+        "admitted-is-back" => 120,
+        "switch-forgotten" => 147,
+        "torn-tail-kept" => 161,
+        "async-before-contact" => 222,
+        "older-connection-wins" => 231,
+        "full-group-is-read" => 243,
+        "unrecorded-unmapped" => 358,
+        "floor-not-awaited" => 457,
         _ => 1,
     }
 }
@@ -249,7 +251,7 @@ fn every_planted_bug_is_caught() {
             "only-when-idle" => &[Checker::ComesBack],
             "end-not-told" => &[Checker::ComesBack],
             "certificate-ignored" => &[Checker::Stream],
-            "unattached-is-heard" => &[Checker::AckContiguous],
+            "unattached-is-heard" => &[Checker::AckContiguous, Checker::Past, Checker::Prefix],
             "full-group-is-read" => &[Checker::Bounded],
             "older-connection-wins" => &[Checker::ComesBack, Checker::NothingCompared],
             "difference-ignored" | "difference-forgotten" => &[Checker::VerifyTruthful],
@@ -346,7 +348,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            127,
+            330,
             &[
                 Checker::Stream,
                 Checker::Outsider,
