@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidelock_replica::connection::{Connection, ConnectionError};
 use tidelock_replica::group::ConnectionId;
 use tidelock_tls::PeerIdentity;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, sink, split};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -60,9 +60,18 @@ where
             writer.write_all(&out).await?;
         }
         writer.flush().await?;
-        writer.shutdown().await
+        writer.shutdown().await?;
+        if matches!(ended, Err(ConnectionError::NoPlace)) {
+            return Ok(0);
+        }
+        // Bytes that nobody reads would reset the connection, and the peer would lose the last words.
+        copy(&mut reader, &mut sink()).await
     };
-    let _ = timeout(FAREWELL, farewell).await;
+    let evicted = server.slot.evicted();
+    tokio::select! {
+        _ = timeout(FAREWELL, farewell) => {}
+        () = evicted => {}
+    }
     ended.map_err(|error| (error, connection.is_greeted()))
 }
 
