@@ -8,7 +8,7 @@ use tidelock_protocol::message::RefusalKind;
 /// The most groups of one server: each has a thread.
 const GROUPS_MAX: usize = 1024;
 
-/// Why there is no group of a name.
+/// Reason why there is no group of a name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoGroup {
     /// Not a name.
@@ -85,7 +85,7 @@ impl<G> Groups<G> {
         Ok(self.get(name))
     }
 
-    /// Whether a host may create this group. There is always room for groups that are listed.
+    /// Refuses a group that a host may not create. There is always room for groups that are listed.
     pub fn check_quota(&self, name: &str, host: &str, quota: &Quota<'_>) -> Result<(), NoGroup> {
         if (quota.is_listed)(name) {
             return Ok(());

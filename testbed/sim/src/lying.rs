@@ -63,7 +63,7 @@ impl World {
     /// The words of one connection, in the name of a member that attached so.
     fn lies(&mut self, group: usize, mut attach: Attach) -> Vec<Frame> {
         let (oldest, newest) = PROTOCOL;
-        // With another host's name, or with its own.
+        // The name is another host's, or its own.
         let name = if self.rng.chance(1, 2) { "h0" } else { NAME };
         let (host, software) = (name.to_owned(), "lies".to_owned());
         let hello = Message::Hello { oldest, newest, host, software };

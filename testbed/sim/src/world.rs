@@ -102,7 +102,7 @@ pub enum Event {
     Fault,
     /// A peer of the backup says what other hosts say.
     Lie,
-    /// It has nothing more to say.
+    /// A liar has nothing more to say.
     LiarLeaves { conn: ConnId },
     /// It is over, or goes on: see [`crate::faults`].
     After(crate::faults::Later),

@@ -60,7 +60,7 @@ pub trait Server {
     /// A group that runs.
     type Group: Clone;
 
-    /// Whether the peer may speak for this host. An error has the names that it may speak for.
+    /// Refuses a peer that may not speak for this host. An error has the names that it may speak for.
     fn speaks_for(&self, host: &str) -> Result<(), String>;
     /// The peer is this host: it takes a place among the hosts' connections.
     fn enter(&mut self, host: &str, software: &str) -> Result<(), Refusal>;
@@ -78,7 +78,7 @@ pub trait Server {
     fn bookmark(&mut self, channel: Channel, group: &Self::Group, host: &str, wanted: Bookmark);
 }
 
-/// Why a connection ended.
+/// Cause of a connection's end.
 #[derive(Debug, Error)]
 pub enum ConnectionError {
     /// The network.
@@ -250,7 +250,7 @@ impl<S: Server> Connection<S> {
         let after = |from: MonoNanos, span: Duration| from.plus_ms(span.as_millis() as u64);
         let reading = match &self.phase {
             Phase::Greeting { since } => after(*since, HELLO_MAX),
-            // What is not read cannot be missed.
+            // Bytes that nobody reads cannot be missed.
             Phase::Serving { .. } if self.is_full() => MonoNanos(u64::MAX),
             Phase::Serving { greeted_at, .. } if self.channels.is_empty() => {
                 after(*greeted_at, IDLE_MAX)

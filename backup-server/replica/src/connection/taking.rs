@@ -251,7 +251,7 @@ impl<S: Server> Connection<S> {
         if event.is_some_and(|event| server.give(&group, event)) {
             self.channels.give(channel, group);
         } else {
-            // It ended this very moment: the host asks again.
+            // The group ended this very moment: the host asks again.
             let reason = "the group is being closed, ask again".to_owned();
             self.outbox.send(channel, Message::Refused { kind: RefusalKind::Stopping, reason });
         }

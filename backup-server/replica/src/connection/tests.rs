@@ -214,7 +214,7 @@ fn a_group_without_room_stops_the_input_and_nothing_overtakes() {
     assert!(matches!(bench.goes_on(), Poll::Ready(Ok(()))) && !bench.connection.is_full());
     assert_eq!(bench.runs().len(), 2);
     drop(all);
-    // It is silent from then on.
+    // The peer is silent from then on.
     bench.after_s(119).unwrap();
     assert!(matches!(bench.after_s(1), Err(ConnectionError::Silent(_))));
 }
