@@ -5,6 +5,7 @@ use super::super::port::{AttachedStream, FromLink};
 use super::super::queue::Queue;
 use super::judging::ANSWERS_MAX;
 use super::{Member, MemberError, Phase};
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attached, Basis, CopyState, Message, Mode, Progress, RefusalKind, StreamState, Writing,
@@ -231,15 +232,17 @@ impl<T> Member<T> {
     ) -> Result<bool, MemberError> {
         if !self.was_attached && stream.basis != Basis::Continues {
             // The backup has not accepted the stream that an earlier process left on disk: nothing of it is sent.
-            (self.sender, self.held_to) = (None, None);
+            self.sender = None;
         }
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = stream.copy == CopyState::Resyncing
             || (self.is_of_several() && stream.copy.told() == CopyState::Partial);
+        if must_compare || (self.sender.is_none() && self.held_to.is_some()) {
+            self.gate.hold(HoldReason::Gap, true);
+            // The end of the comparison lets all go.
+            self.let_gate_go(Seq(u64::MAX));
+        }
         if must_compare {
-            self.gate.hold_for_resync(true);
-            // The end of the comparison lets it go.
-            self.held_to = None;
             if self.is_of_several() {
                 // During a resync C stands still, and what the guest tells others waits by its tag.
                 // In the middle of an initial copy C goes on. And P of the old run may be lost.
@@ -370,7 +373,7 @@ impl<T> Member<T> {
 
     pub(super) fn let_gate_go(&mut self, committed: Seq) {
         if self.held_to.take_if(|held_to| committed >= *held_to).is_some() {
-            self.gate.hold_for_resync(false);
+            self.gate.hold(HoldReason::LeftBacklog, false);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::super::port::{FromLink, ToLink};
 use super::{Member, Phase};
 use bytes::BytesMut;
+use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message, Writing};
 use tidelock_protocol::record::{Effect, Record};
 
@@ -127,10 +128,8 @@ impl<T> Member<T> {
         }
         self.wants_unrecorded = false;
         self.sender = None;
-        if self.held_to.take().is_some() {
-            // The gate was held for the backlog of an earlier process, which is given up here.
-            self.gate.hold_for_resync(false);
-        }
+        // The backlog of an earlier process is given up here.
+        self.let_gate_go(Seq(u64::MAX));
         if let Some(Writing { last_run: LastRun::Clean { served, .. }, .. }) =
             self.attach.writing_mut()
         {
