@@ -70,7 +70,9 @@ fn copy(writer: &WriterStatus) -> &'static str {
         CopyState::Empty => "nothing has arrived yet: nothing can be recovered",
         CopyState::Partial => "copying: nothing can be recovered yet",
         CopyState::Whole => "whole",
-        CopyState::Resyncing => "copying: the sites are compared; recoverable as it was before that",
+        CopyState::Resyncing => {
+            "copying: the sites are compared; recoverable as it was before that"
+        }
     }
 }
 
@@ -313,7 +315,9 @@ mod tests {
         for part in ["after 30 s", "serve-unprotected", "DEGRADED   since 2023-11-14T22:13:20Z"] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        for part in ["STALLED", "no room", "seq 9, committed 5", "not connected", "the sites are compared"] {
+        for part in
+            ["STALLED", "no room", "seq 9, committed 5", "not connected", "the sites are compared"]
+        {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

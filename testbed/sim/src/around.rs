@@ -12,7 +12,7 @@ use tidelock_daemon::group::{GateSight, GroupLoop, GroupSettings, Member, Surrou
 use tidelock_daemon::link::port::{Agreement, ToLink};
 use tidelock_daemon::owner::{Clocks, ToOwner};
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::message::{Form, Mode, RefusalKind};
 
 /// An operator who waits for a switch asks how far it is more often than that.
 const ASKED_WITHIN: Duration = Duration::from_millis(50);
@@ -126,7 +126,10 @@ impl Surroundings for Here<'_> {
             let written = writer.map(|_| Writer {
                 phase: run.phase(),
                 gap: run.view.gap(),
-                is_superseded: run.is_superseded(),
+                is_superseded: run
+                    .refusal
+                    .as_ref()
+                    .is_some_and(|of| of.kind == RefusalKind::Superseded),
                 heartbeat_lost: run.beating.as_ref().is_some_and(Beating::misses),
                 may_answer_unreached: run.state.may_answer_unreached(),
                 failed_disk: is_poisoned.then(|| ("d".to_owned(), "it fails".to_owned())),
