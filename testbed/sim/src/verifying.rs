@@ -175,12 +175,6 @@ impl World {
         self.check_standing(vm)
     }
 
-    /// Whether the sites are known to differ.
-    pub(crate) fn differs(&self, vm: usize) -> bool {
-        let run = self.vms[vm].run.as_ref();
-        run.and_then(|run| run.state.verified()).is_some_and(|verified| verified.differs())
-    }
-
     // ---- the checker
 
     fn check_verified(&mut self, vm: usize, looked: &Looked, verified: &Verified) -> Checked {

@@ -165,7 +165,7 @@ fn known_seed(name: &str) -> u64 {
         | "rebuilt-next-to-pending"
         | "strip-before-merge"
         | "unbounded-backlog" => 2,
-        "ack-over-gap" | "certificate-ignored" | "epoch-not-durable" | "one-too-early" => 3,
+        "certificate-ignored" | "epoch-not-durable" | "one-too-early" => 3,
         "old-epoch-accepted" => 4,
         "copies-starve"
         | "cut-of-each-maximum"
@@ -185,6 +185,7 @@ fn known_seed(name: &str) -> u64 {
         "ceiling-passed" => 8,
         "end-not-told" | "removed-holds-watermark" => 9,
         "others-not-awaited" => 12,
+        "ack-over-gap" => 15,
         "grown-is-whole" => 16,
         "queue-is-silence" => 18,
         "activity-forgotten" | "any-entry-covers" | "first-entry-only" | "sum-covers" => 19,

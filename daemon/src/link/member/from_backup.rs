@@ -247,12 +247,10 @@ impl<T> Member<T> {
             // The end of the comparison lets all go.
             self.let_gate_go(Seq(u64::MAX));
         }
-        if must_compare {
-            if self.is_of_several() {
-                // During a resync C stands still, and what the guest tells others waits by its tag.
-                // In the middle of an initial copy C goes on. And P of the old run may be lost.
-                self.gate.mark_incomplete();
-            }
+        if must_compare && self.is_of_several() {
+            // During a resync C stands still, and what the guest tells others waits by its tag.
+            // In the middle of an initial copy C goes on. And P of the old run may be lost.
+            self.gate.mark_incomplete();
         }
         let first = self.sender.is_none();
         let on_disk = &self.on_disk;
