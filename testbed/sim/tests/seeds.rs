@@ -331,7 +331,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("one-too-early", Checker::OutputCommit, 31, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::Tag, 6, &[Checker::OutputCommit, Checker::Closed]),
         ("strip-before-merge", Checker::Tag, 6, &[Checker::OutputCommit, Checker::Closed]),
-        ("handing-over-forgotten", Checker::OutputCommit, 5, &[Checker::Closed]),
+        ("handing-over-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 457, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 82, &[Checker::Closed]),
         (
