@@ -272,7 +272,8 @@ fn why(facts: &Facts) -> (Kind, &'static str) {
     if is_in(Phase::Initialising) {
         return (Kind::Copying, "the first copy is under way; nothing can be recovered yet");
     }
-    if facts.writers.iter().any(|writer| writer.gap.is_some()) {
+    // A loop publishes the two one after the other.
+    if is_in(Phase::Resyncing) || facts.writers.iter().any(|writer| writer.gap.is_some()) {
         return (
             Kind::Copying,
             "the sites are being compared; the backup stands at its last whole state",
