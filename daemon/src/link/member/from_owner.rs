@@ -4,7 +4,7 @@ use super::super::port::{FromLink, ToLink};
 use super::{Member, Phase};
 use bytes::BytesMut;
 use tidelock_protocol::message::{LastRun, Message, Writing};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Record, Role};
 
 impl<T> Member<T> {
     /// From the owner loop.
@@ -12,7 +12,7 @@ impl<T> Member<T> {
         match message {
             ToLink::Records { records, admitted_at } => {
                 let sender = self.sender.as_mut().expect("admitted after the start");
-                let is_guests = |r: &&Record| !r.copy && r.effect != Effect::Idle;
+                let is_guests = |r: &&Record| r.role() == Role::Change;
                 if let Some(last) = records.iter().rev().find(is_guests) {
                     self.admitted.push_back((last.seq, admitted_at));
                 }
