@@ -11,7 +11,7 @@ use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, Seq, Wr
 use tidelock_protocol::message::{
     Attach, Attached, DiskSpec, LastRun, Message, Mode, Role, Writing,
 };
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -95,11 +95,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 epoch: Epoch(1),
                 hlc: Hlc(seq),
                 deps: CountVector::new(),
-                disk: DiskId(0),
-                offset: mix % (disk_bytes / BLOCK) * BLOCK,
-                copy: false,
-                flushed: false,
-                effect: Effect::Write(payload.clone()),
+                body: DiskChange {
+                    disk: DiskId(0),
+                    offset: mix % (disk_bytes / BLOCK) * BLOCK,
+                    copy: false,
+                    flushed: false,
+                    effect: Effect::Write(payload.clone()),
+                },
             };
             frame::encode_record_head(Channel(1), &record, &mut out);
             out.extend_from_slice(payload.data());

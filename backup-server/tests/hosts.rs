@@ -11,7 +11,7 @@ use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
     Attach, CopyState, Form, LastRun, Message, PROTOCOL, Progress, RefusalKind, Role, Tagging,
 };
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -115,7 +115,10 @@ impl Member {
 
     fn done(&self, seq: u64, hlc: u64) -> Record {
         let record = self.record(seq, hlc, &[]);
-        Record { offset: 0, copy: true, effect: Effect::CopyDone, ..record }
+        Record {
+            body: DiskChange { offset: 0, copy: true, effect: Effect::CopyDone, ..record.body },
+            ..record
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, CopyState, LastRun, Message, PROTOCOL, RefusalKind};
 use tidelock_protocol::part::{self, PartialRecord};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_tls::Files;
 use tidelock_tls::pki::Authority;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -154,7 +154,7 @@ async fn malformed_frames_end_their_connection_and_nothing_else() {
         bytes
     };
     let check = |offset: u64, len_bytes: u32| Message::DigestCheck {
-        disk: record(1).disk,
+        disk: record(1).body.disk,
         offset,
         len_bytes,
         digest: [0; 32],
@@ -304,7 +304,14 @@ async fn a_large_record_lets_beacons_pass_and_outlives_its_connection() {
     let dir = tempfile::tempdir().unwrap();
     let (server, address) = server(dir.path(), "plaintext = true").await;
     let data: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 97) as u8).collect();
-    let large = Record { effect: Effect::Write(Payload::new(data.into())), offset: 0, ..record(2) };
+    let large = Record {
+        body: DiskChange {
+            effect: Effect::Write(Payload::new(data.into())),
+            offset: 0,
+            ..record(2).body
+        },
+        ..record(2)
+    };
     assert!(part::is_cut(&large));
     let (mut host, attached) = Host::attached(address, 1, LastRun::Unknown).await;
     assert_eq!(stream(&attached).begun, None);

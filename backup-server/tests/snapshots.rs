@@ -133,7 +133,7 @@ async fn instant_and_retrospective_snapshots_are_moved_and_outlive_the_window() 
     // Forward and back by the difference, and to where it is.
     let moved = snapshot(&config, &["then", "--roll-to", &at(280)]);
     let written = moved["snapshots"][0]["written_bytes"].as_u64().unwrap();
-    let difference: u64 = (151..=280).map(|seq| u64::from(record(seq).len_bytes())).sum();
+    let difference: u64 = (151..=280).map(|seq| u64::from(record(seq).body.len_bytes())).sum();
     assert!(written > 0 && written <= difference, "{written} of {difference}");
     check(&config, "then", 280);
     snapshot(&config, &["then", "--roll-to", &at(120)]);

@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidelock_protocol::message::LastRun;
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tokio::net::TcpStream;
 
 /// What an NBD client reads from a disk of a view.
@@ -170,7 +170,7 @@ async fn a_view_is_moved_under_its_clients_and_a_request_sees_one_point() {
     assert!(read(&mut client) == disk_after(300), "the same connection");
     let mut written = vec![false; common::DISK_BYTES as usize];
     for record in (101..=300).map(record) {
-        written[record.offset as usize..][..record.len_bytes() as usize].fill(true);
+        written[record.body.offset as usize..][..record.body.len_bytes() as usize].fill(true);
     }
     let bytes = written.iter().filter(|written| **written).count() as u64;
     assert_eq!(rolled["changed"][0]["bytes"], bytes);
@@ -291,7 +291,7 @@ async fn bookmarks_and_pins_survive_a_kill_and_are_moved_only_when_told() {
     assert_eq!(marks.collect::<Vec<_>>(), [("before-deploy", "30.0"), ("gold", "20.0")]);
     let spans = timeline["spans"].as_array().unwrap();
     let sum = |what: &str| spans.iter().map(|span| span[what].as_u64().unwrap()).sum::<u64>();
-    let bytes: u64 = (2..=50).map(|seq| u64::from(record(seq).len_bytes())).sum();
+    let bytes: u64 = (2..=50).map(|seq| u64::from(record(seq).body.len_bytes())).sum();
     assert_eq!((spans.len(), sum("records"), sum("bytes")), (7, 49, bytes));
     // After records 9, 19, ... 49, as the ones that follow them say.
     assert_eq!(sum("flushes"), 5);
@@ -317,7 +317,7 @@ async fn an_increment_makes_one_image_of_another_in_both_directions() {
     let diff = cli_json(&config, &["diff", "shop", "hlc:100.0", "db=120", "--extents", "--json"]);
     let mut written = vec![false; common::DISK_BYTES as usize];
     for record in (101..=120).map(record) {
-        written[record.offset as usize..][..record.len_bytes() as usize].fill(true);
+        written[record.body.offset as usize..][..record.body.len_bytes() as usize].fill(true);
     }
     let disk = &diff["disks"][0];
     assert_eq!(disk["bytes"], written.iter().filter(|w| **w).count() as u64);
@@ -365,7 +365,14 @@ async fn an_increment_makes_one_image_of_another_in_both_directions() {
 /// The last block of the disk, where no other record writes, gets this content.
 fn accident(seq: u64) -> Record {
     let data = Payload::new(vec![0xee; 512].into());
-    Record { offset: common::DISK_BYTES - 512, effect: Effect::Write(data), ..record(seq) }
+    Record {
+        body: DiskChange {
+            offset: common::DISK_BYTES - 512,
+            effect: Effect::Write(data),
+            ..record(seq).body
+        },
+        ..record(seq)
+    }
 }
 
 /// Looks at the last byte of the disk, writes to the disk, and says what it saw.

@@ -14,7 +14,7 @@ use tidelock_protocol::ids::{Channel, Epoch, GroupId, Seq, WriterId};
 use tidelock_protocol::message::{
     Attached, Basis, CopyState, Message, PROTOCOL, Progress, StreamState,
 };
-use tidelock_protocol::record::Effect;
+use tidelock_protocol::record::Role;
 use tidelock_protocol::vector::CountVector;
 
 /// Far more than anything here takes; only a failure lasts so long.
@@ -163,7 +163,7 @@ fn a_backup_that_lies_ends_connections_and_nothing_else() {
                 let committed = CountVector::of(WriterId(0), record.seq);
                 let progress = Progress { durable: record.seq, committed, ..Progress::default() };
                 honest.send(MEMBER, &Message::Progress(progress));
-                if record.effect == Effect::CopyDone {
+                if record.role() == Role::CopyDone {
                     break record.seq;
                 }
             }

@@ -33,7 +33,7 @@ use tidelock_protocol::message::{
     Attach, Attached, Basis, Bookmark, CopyState, Form, LastRun, LogAge, Message, Mode, Policy,
     Progress, Role, StreamState, Tagging, Writing,
 };
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::sender::SenderError;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -354,11 +354,13 @@ impl Bench {
             epoch: owner.epoch,
             hlc: Hlc::new(BEGIN_MS, 0),
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: false,
-            flushed: false,
-            effect: Effect::Write(Payload::new(vec![1; len_bytes].into())),
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: 0,
+                copy: false,
+                flushed: false,
+                effect: Effect::Write(Payload::new(vec![1; len_bytes].into())),
+            },
         });
         let records = records.collect();
         owner.admitted = Some(Seq(last.0 + count));
@@ -411,11 +413,13 @@ impl Bench {
                     epoch: Epoch(program.number()),
                     hlc: program.hlc(),
                     deps: program.vector(),
-                    disk: program.disk(),
-                    offset: program.number(),
-                    copy: false,
-                    flushed: false,
-                    effect: Effect::Idle,
+                    body: DiskChange {
+                        disk: program.disk(),
+                        offset: program.number(),
+                        copy: false,
+                        flushed: false,
+                        effect: Effect::Idle,
+                    },
                 };
                 let frame = Frame::Record(Channel(1), bytes);
                 let now = self.now();

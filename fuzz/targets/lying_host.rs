@@ -26,7 +26,7 @@ use tidelock_protocol::message::{
     Attach, DiskSpec, Form, LastRun, Message, Mode, PROTOCOL, Role, Tagging, Writing,
 };
 use tidelock_protocol::part::{self, Part};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::channels::{Channels, Greeting, Heard};
 use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, Retention};
@@ -457,11 +457,7 @@ impl Bench {
             epoch: Epoch(1),
             hlc: honest.hlc,
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset,
-            copy,
-            flushed: false,
-            effect,
+            body: DiskChange { disk: DiskId(0), offset, copy, flushed: false, effect },
         };
         self.send(0, Channel(1), record);
     }
@@ -506,11 +502,7 @@ impl Bench {
             epoch: Epoch(1),
             hlc: self.hlc,
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: 0,
-            copy,
-            flushed: false,
-            effect,
+            body: DiskChange { disk: DiskId(0), offset: 0, copy, flushed: false, effect },
         }
     }
 

@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use crate::message::{
     Attach, Attached, Basis, CleanEnd, LastRun, LogAge, Message, Progress, StreamState,
 };
-use crate::record::Record;
+use crate::record::{Body, Record};
 use crate::vector::CountVector;
 use std::borrow::Cow;
 use thiserror::Error;
@@ -333,7 +333,7 @@ impl Plausible {
     /// A record's time and what it depends on; `have` is what is on record of each writer.
     pub fn record(
         &self,
-        record: &Record,
+        record: &Record<impl Body>,
         have: &CountVector,
         wall_ms: u64,
     ) -> Result<(), Implausible> {

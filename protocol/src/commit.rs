@@ -88,10 +88,11 @@ mod tests {
     use crate::ids::{DiskId, Epoch};
     use crate::message::DiskSpec;
     use crate::receiver::Receiver;
+    use crate::record::DiskChange;
 
     fn ack(seq: u64) -> Ack {
         let disk = DiskSpec { id: DiskId(0), name: "d".into(), size_bytes: 1 };
-        Receiver::new(WriterId(1), Epoch(1), vec![disk], Seq(seq)).unsynced().synced()
+        Receiver::<DiskChange>::new(WriterId(1), Epoch(1), vec![disk], Seq(seq)).unsynced().synced()
     }
 
     #[test]

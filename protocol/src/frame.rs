@@ -21,7 +21,7 @@ use crate::ids::{Channel, Seq};
 use crate::limits;
 use crate::message::{Message, RefusalKind};
 use crate::part::Part;
-use crate::record::{self, Record, RecordError};
+use crate::record::{self, Body, Record, RecordError};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -149,7 +149,7 @@ pub fn encode_control(channel: Channel, message: &Message, out: &mut BytesMut) {
 
 /// Appends the frame header, the record header and its dependency entries. The payload must
 /// follow on the link, uncopied.
-pub fn encode_record_head(channel: Channel, record: &Record, out: &mut BytesMut) {
+pub fn encode_record_head(channel: Channel, record: &Record<impl Body>, out: &mut BytesMut) {
     out.put_slice(header(KIND_RECORD, channel, record.encoded_len(), &[]).as_bytes());
     record.encode_head(out);
 }

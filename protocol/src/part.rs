@@ -7,7 +7,7 @@
 
 use crate::ids::{RunId, Seq};
 use crate::limits;
-use crate::record::{self, Record, RecordError};
+use crate::record::{self, Body, Record, RecordError};
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -134,13 +134,13 @@ impl Gathering {
 
 /// Whether a record travels in parts.
 #[must_use]
-pub fn is_cut(record: &Record) -> bool {
+pub fn is_cut(record: &Record<impl Body>) -> bool {
     record.encoded_len() > limits::WHOLE_RECORD_MAX_BYTES as usize
 }
 
 /// The part of a record that begins at byte `at` of its encoding.
 #[must_use]
-pub fn part_of(record: &Record, at: u32) -> Part {
+pub fn part_of(record: &Record<impl Body>, at: u32) -> Part {
     let total = record.encoded_len();
     let (at, len) = (at as usize, limits::PART_MAX_BYTES as usize);
     let end = total.min(at + len);
@@ -164,6 +164,7 @@ mod tests {
     use crate::hlc::Hlc;
     use crate::ids::{DiskId, Epoch, WriterId};
     use crate::ids::{Incarnation, Nonce};
+    use crate::record::DiskChange;
     use crate::record::{Effect, Payload};
     use crate::vector::CountVector;
 
@@ -175,11 +176,13 @@ mod tests {
             epoch: Epoch(1),
             hlc: Hlc(seq),
             deps: CountVector::of(WriterId(1), Seq(4)),
-            disk: DiskId(0),
-            offset: 4096,
-            copy: false,
-            flushed: false,
-            effect: Effect::Write(Payload::new(data.into())),
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: 4096,
+                copy: false,
+                flushed: false,
+                effect: Effect::Write(Payload::new(data.into())),
+            },
         }
     }
 

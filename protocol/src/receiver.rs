@@ -5,9 +5,8 @@
 //! durable: [`Receiver::unsynced`] gives a token for everything admitted so far, and only a token
 //! that went through an fdatasync turns into an [`Ack`] (the two types of raft-rs' `Ready`).
 
-use crate::ids::{DiskId, Epoch, Seq, WriterId};
-use crate::message::DiskSpec;
-use crate::record::{Effect, Record};
+use crate::ids::{Epoch, Seq, WriterId};
+use crate::record::{Body, DiskChange, Misplaced, Record};
 use thiserror::Error;
 
 /// Whether a record is for the journal.
@@ -46,25 +45,13 @@ pub enum ReceiveError {
         /// As received.
         found: Seq,
     },
-    /// A disk that was not attached.
-    #[error("record {seq} is for disk {disk}, which was not attached")]
-    Disk {
+    /// A change of what was not attached.
+    #[error("record {seq} {misplaced}")]
+    Misplaced {
         /// The record.
         seq: Seq,
-        /// The disk.
-        disk: DiskId,
-    },
-    /// An extent that is not inside its disk.
-    #[error("record {seq} reaches to byte {end} of disk {disk}, which has {size_bytes}")]
-    Extent {
-        /// The record.
-        seq: Seq,
-        /// The disk.
-        disk: DiskId,
-        /// Where the extent ends.
-        end: u64,
-        /// The disk's size.
-        size_bytes: u64,
+        /// Why.
+        misplaced: Misplaced,
     },
 }
 
@@ -95,22 +82,22 @@ impl Ack {
 
 /// The receiver of one attached member.
 #[derive(Debug)]
-pub struct Receiver {
+pub struct Receiver<B: Body = DiskChange> {
     writer: WriterId,
     epoch: Epoch,
-    disks: Vec<DiskSpec>,
+    objects: B::Objects,
     received: Seq,
 }
 
-impl Receiver {
+impl<B: Body> Receiver<B> {
     /// A receiver that goes on after `journaled`, the last record of the writer in the journal.
     #[must_use]
-    pub fn new(writer: WriterId, epoch: Epoch, disks: Vec<DiskSpec>, journaled: Seq) -> Self {
-        Self { writer, epoch, disks, received: journaled }
+    pub fn new(writer: WriterId, epoch: Epoch, objects: B::Objects, journaled: Seq) -> Self {
+        Self { writer, epoch, objects, received: journaled }
     }
 
     /// Judges a record. After an error the connection must be closed; nothing of it was admitted.
-    pub fn admit(&mut self, record: &Record) -> Result<Admission, ReceiveError> {
+    pub fn admit(&mut self, record: &Record<B>) -> Result<Admission, ReceiveError> {
         if record.writer != self.writer {
             return Err(ReceiveError::Writer { expected: self.writer, found: record.writer });
         }
@@ -124,28 +111,10 @@ impl Receiver {
         if record.seq != expected {
             return Err(ReceiveError::Gap { expected, found: record.seq });
         }
-        if !matches!(record.effect, Effect::CopyDone | Effect::Idle) {
-            self.check_extent(record)?;
-        }
+        let fits = record.body.fits(&self.objects);
+        fits.map_err(|misplaced| ReceiveError::Misplaced { seq: record.seq, misplaced })?;
         self.received = record.seq;
         Ok(Admission::Append)
-    }
-
-    fn check_extent(&self, record: &Record) -> Result<(), ReceiveError> {
-        let Some(disk) = self.disks.iter().find(|d| d.id == record.disk) else {
-            return Err(ReceiveError::Disk { seq: record.seq, disk: record.disk });
-        };
-        // The decoder has excluded an overflow.
-        let end = record.offset + u64::from(record.len_bytes());
-        if end > disk.size_bytes {
-            return Err(ReceiveError::Extent {
-                seq: record.seq,
-                disk: record.disk,
-                end,
-                size_bytes: disk.size_bytes,
-            });
-        }
-        Ok(())
     }
 
     /// A token for everything admitted so far.
@@ -176,6 +145,9 @@ impl Receiver {
 mod tests {
     use super::*;
     use crate::hlc::Hlc;
+    use crate::ids::DiskId;
+    use crate::message::DiskSpec;
+    use crate::record::Effect;
     use crate::vector::CountVector;
 
     fn receiver() -> Receiver {
@@ -190,11 +162,13 @@ mod tests {
             epoch: Epoch(2),
             hlc: Hlc(0),
             deps: CountVector::new(),
-            disk: DiskId(1),
-            offset,
-            copy: false,
-            flushed: false,
-            effect: Effect::Zero { len_bytes, no_hole: false },
+            body: DiskChange {
+                disk: DiskId(1),
+                offset,
+                copy: false,
+                flushed: false,
+                effect: Effect::Zero { len_bytes, no_hole: false },
+            },
         }
     }
 
@@ -215,9 +189,14 @@ mod tests {
     fn extents_end_at_the_disk_and_not_one_byte_past_it() {
         let mut r = receiver();
         assert_eq!(r.admit(&zero(11, 8191, 1)), Ok(Admission::Append));
-        assert!(matches!(r.admit(&zero(12, 8191, 2)), Err(ReceiveError::Extent { end: 8193, .. })));
-        let other = Record { disk: DiskId(0), ..zero(12, 0, 1) };
-        assert!(matches!(r.admit(&other), Err(ReceiveError::Disk { .. })));
+        let beyond = Misplaced::Extent { disk: DiskId(1), end: 8193, size_bytes: 8192 };
+        let refused = |misplaced| Err(ReceiveError::Misplaced { seq: Seq(12), misplaced });
+        assert_eq!(r.admit(&zero(12, 8191, 2)), refused(beyond));
+        let other = Record {
+            body: DiskChange { disk: DiskId(0), ..zero(12, 0, 1).body },
+            ..zero(12, 0, 1)
+        };
+        assert_eq!(r.admit(&other), refused(Misplaced::Object(0)));
         assert_eq!(r.received(), Seq(11), "what was refused was not admitted");
     }
 

@@ -1,6 +1,10 @@
-//! One write (or zeroing, or marker) as it travels on the link and as it stands in the journal.
+//! One record of a writer's stream, as it travels on the link and as it stands in the journal.
 //!
-//! Both carry the same bytes, so the backup appends what it received without encoding it again,
+//! [`Record`] has what every stream has: writer, seq, epoch, time and dependencies. What is recorded is its [`Body`]: the
+//! change of a disk is one ([`DiskChange`], in [`disk`]). Receiver, cut and journal do not look inside: they go by the
+//! [`Role`], and the journal keeps any body as it came ([`RawBody`]).
+//!
+//! Link and journal carry the same bytes, so the backup appends what it received without encoding it again,
 //! and the checksum that the tap took right after its one copy of the data is the one that is
 //! verified when the journal is read, years later.
 //!
@@ -8,27 +12,32 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 write, 2 zero, 3 copy-done, 4 idle; 128 and above: notes of the journal, never on a link |
-//! | 1 | 1 | flags: 1 COPY, 2 NO_HOLE, 4 FLUSHED (a flush of the guest stands before it); the others must be 0 |
+//! | 0 | 1 | role: 1 change, 2 copy, 3 copy-done, 4 idle; 128 and above: notes of the journal, never on a link |
+//! | 1 | 1 | the body's flags |
 //! | 2 | 2 | writer |
-//! | 4 | 2 | disk |
+//! | 4 | 2 | the body's object: a disk |
 //! | 6 | 2 | number of dependency entries that follow the header |
 //! | 8 | 8 | epoch |
 //! | 16 | 8 | seq |
 //! | 24 | 8 | HLC |
-//! | 32 | 8 | offset on the disk, in bytes |
-//! | 40 | 4 | length of the extent, in bytes |
+//! | 32 | 8 | where in the object, in bytes |
+//! | 40 | 4 | length there, in bytes |
 //! | 44 | 4 | length of the payload, in bytes |
 //! | 48 | 4 | CRC-32C of the payload |
 //! | 52 | 4 | CRC-32C of bytes 0 to 51 and of the dependency entries |
 //!
 //! Then the dependency entries, 16 bytes each (writer u16, six bytes 0, seq u64), then the payload.
 
+pub mod disk;
+
+pub use disk::{DiskChange, Effect};
+
 use crate::hlc::Hlc;
 use crate::ids::{DiskId, Epoch, Seq, WriterId};
 use crate::limits;
 use crate::vector::CountVector;
 use bytes::{BufMut, Bytes, BytesMut};
+use std::fmt;
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -38,17 +47,13 @@ pub const HEADER_BYTES: usize = 56;
 /// Bytes of one dependency entry.
 pub const DEP_BYTES: usize = 16;
 
-const FLAG_COPY: u8 = 1;
-const FLAG_NO_HOLE: u8 = 2;
-const FLAG_FLUSHED: u8 = 4;
-
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct RawHeader {
-    kind: u8,
+    role: u8,
     flags: u8,
     writer: U16,
-    disk: U16,
+    object: U16,
     deps: U16,
     epoch: U64,
     seq: U64,
@@ -75,26 +80,6 @@ const _: () = assert!(size_of::<RawDep>() == DEP_BYTES);
 #[must_use]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
-}
-
-/// What a record does to its disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// The extent now holds the payload.
-    Write(Payload),
-    /// The extent now reads as zeroes; the disk may drop its blocks unless `no_hole`.
-    Zero {
-        /// Length of the extent.
-        len_bytes: u32,
-        /// Blocks stay allocated (NBD's NO_HOLE).
-        no_hole: bool,
-    },
-    /// Every copy of an initial copy or a resync is before this record: from here on the
-    /// writer's disks at the backup equal those at the primary.
-    CopyDone,
-    /// Nothing. It says that the writer has no record with a smaller HLC any more, so that the
-    /// watermark can move past a writer that has nothing to write. Never in P.
-    Idle,
 }
 
 /// Data with the checksum that was taken when it was copied.
@@ -128,7 +113,7 @@ impl Payload {
 
 /// One record of a writer's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct Record<B = DiskChange> {
     /// Who wrote.
     pub writer: WriterId,
     /// The writer's count.
@@ -140,17 +125,133 @@ pub struct Record {
     /// What it may depend on besides the writer's own earlier records: entries of other writers
     /// that changed since the writer's previous record.
     pub deps: CountVector,
-    /// The writer's disk.
-    pub disk: DiskId,
-    /// Where on the disk.
+    /// What is recorded.
+    pub body: B,
+}
+
+/// What a record means for its stream, whatever its body is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// A change that a client may hear of.
+    Change = 1,
+    /// Tidelock's own copy of what was there: never in P.
+    Copy = 2,
+    /// The end of an initial copy or a resync: from here on the writer's data at the backup equals that at the primary.
+    CopyDone = 3,
+    /// Nothing: a seq and a time alone. The writer has no record with a smaller HLC any more, so the watermark can pass
+    /// a writer that has nothing to write. Never in P.
+    Idle = 4,
+}
+
+impl Role {
+    fn of(byte: u8) -> Option<Self> {
+        let all = [Self::Change, Self::Copy, Self::CopyDone, Self::Idle];
+        all.into_iter().find(|role| *role as u8 == byte)
+    }
+
+    /// True of what a copy sends, its end with it.
+    #[must_use]
+    pub fn is_of_copy(self) -> bool {
+        matches!(self, Self::Copy | Self::CopyDone)
+    }
+}
+
+/// The fields of a header that belong to the body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BodyFields {
+    /// Bits.
+    pub flags: u8,
+    /// The thing that is changed.
+    pub object: u16,
+    /// The place in it, in bytes.
     pub offset: u64,
-    /// Not a guest's write but Tidelock's own copy of what the disk held: never in P.
-    pub copy: bool,
-    /// Between the writer's record before this one and this one, its guest asked for a flush, or that one was a write with
-    /// FUA: what stands just before this record is a state that the guest meant to find again. Never of a copy.
-    pub flushed: bool,
-    /// What it does.
-    pub effect: Effect,
+    /// The length there, in bytes.
+    pub len_bytes: u32,
+}
+
+/// Why a body cannot be of what its writer has attached.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Misplaced {
+    /// No such object is there.
+    #[error("is for disk {0}, which was not attached")]
+    Object(u16),
+    /// Its extent is not inside its disk.
+    #[error("reaches to byte {end} of disk {disk}, which has {size_bytes}")]
+    Extent {
+        /// The disk.
+        disk: DiskId,
+        /// Where the extent ends.
+        end: u64,
+        /// The disk's size.
+        size_bytes: u64,
+    },
+}
+
+/// What is recorded.
+pub trait Body: Clone + fmt::Debug + PartialEq + Sized {
+    /// What a writer attaches, in which its changes are.
+    type Objects: fmt::Debug;
+
+    /// Whether the change is inside what its writer has attached.
+    fn fits(&self, objects: &Self::Objects) -> Result<(), Misplaced>;
+    /// The meaning for the stream.
+    fn role(&self) -> Role;
+    /// Its part of the header.
+    fn fields(&self) -> BodyFields;
+    /// Its data, if it has any.
+    fn payload(&self) -> Option<&Payload>;
+    /// Reads its part of a header. `payload`: the announced data, empty still, with its checksum; [`None`]: no data follows.
+    ///
+    /// # Errors
+    /// A sentence that says what breaks the format.
+    fn from_parts(
+        role: Role,
+        fields: &BodyFields,
+        payload: Option<(u32, Payload)>,
+    ) -> Result<Self, &'static str>;
+    /// The same, for the data that has arrived.
+    fn payload_mut(&mut self) -> Option<&mut Payload>;
+}
+
+/// Any body, as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawBody {
+    role: Role,
+    fields: BodyFields,
+    payload: Option<Payload>,
+}
+
+impl Body for RawBody {
+    type Objects = ();
+
+    fn fits(&self, (): &()) -> Result<(), Misplaced> {
+        Ok(())
+    }
+
+    fn role(&self) -> Role {
+        self.role
+    }
+
+    fn fields(&self) -> BodyFields {
+        self.fields
+    }
+
+    fn payload(&self) -> Option<&Payload> {
+        self.payload.as_ref()
+    }
+
+    fn from_parts(
+        role: Role,
+        fields: &BodyFields,
+        payload: Option<(u32, Payload)>,
+    ) -> Result<Self, &'static str> {
+        Ok(Self { role, fields: *fields, payload: payload.map(|(_, payload)| payload) })
+    }
+
+    fn payload_mut(&mut self) -> Option<&mut Payload> {
+        self.payload.as_mut()
+    }
 }
 
 /// Why bytes are not a record.
@@ -181,31 +282,33 @@ pub enum RecordError {
 
 /// A verified header: how long the record is, before its payload has arrived.
 #[derive(Clone, Debug)]
-pub struct Head {
-    record: Record,
+pub struct Head<B = DiskChange> {
+    record: Record<B>,
+    len_bytes: u32,
     payload_len: u32,
     payload_crc: u32,
     deps_len: usize,
 }
 
-impl Record {
-    /// Length of the extent.
+impl<B: Body> Record<B> {
+    /// The meaning for the stream.
     #[must_use]
-    pub fn len_bytes(&self) -> u32 {
-        match &self.effect {
-            Effect::Write(payload) => payload.data.len() as u32,
-            Effect::Zero { len_bytes, .. } => *len_bytes,
-            Effect::CopyDone | Effect::Idle => 0,
-        }
+    pub fn role(&self) -> Role {
+        self.body.role()
     }
 
     /// The payload, if it has one.
     #[must_use]
     pub fn payload(&self) -> Option<&Payload> {
-        match &self.effect {
-            Effect::Write(payload) => Some(payload),
-            _ => None,
-        }
+        self.body.payload()
+    }
+
+    /// The record as a layer keeps it that does not look inside. The data is shared.
+    #[must_use]
+    pub fn into_raw(self) -> Record<RawBody> {
+        let Self { writer, seq, epoch, hlc, deps, body } = self;
+        let (role, fields, payload) = (body.role(), body.fields(), body.payload().cloned());
+        Record { writer, seq, epoch, hlc, deps, body: RawBody { role, fields, payload } }
     }
 
     /// Bytes on the link and in the journal.
@@ -218,26 +321,19 @@ impl Record {
 
     /// Appends the header and the dependency entries; the payload follows them, uncopied.
     pub fn encode_head(&self, out: &mut BytesMut) {
-        let (kind, flags, payload) = match &self.effect {
-            Effect::Write(payload) => (1, 0, Some(payload)),
-            Effect::Zero { no_hole, .. } => (2, if *no_hole { FLAG_NO_HOLE } else { 0 }, None),
-            Effect::CopyDone => (3, 0, None),
-            Effect::Idle => (4, 0, None),
-        };
+        let (fields, payload) = (self.body.fields(), self.payload());
         let start = out.len();
         let mut header = RawHeader {
-            kind,
-            flags: flags
-                | if self.copy { FLAG_COPY } else { 0 }
-                | if self.flushed { FLAG_FLUSHED } else { 0 },
+            role: self.role() as u8,
+            flags: fields.flags,
             writer: self.writer.0.into(),
-            disk: self.disk.0.into(),
+            object: fields.object.into(),
             deps: (self.deps.entries().count() as u16).into(),
             epoch: self.epoch.0.into(),
             seq: self.seq.0.into(),
             hlc: self.hlc.0.into(),
-            offset: self.offset.into(),
-            len: self.len_bytes().into(),
+            offset: fields.offset.into(),
+            len: fields.len_bytes.into(),
             payload_len: payload.map_or(0, |p| p.data.len() as u32).into(),
             payload_crc: payload.map_or(0, |p| p.crc).into(),
             header_crc: 0.into(),
@@ -263,7 +359,7 @@ impl Record {
 
     /// Takes a whole record off the front of `bytes`. `None`: more bytes are needed.
     /// The payload shares the buffer and its checksum is verified.
-    pub fn decode(bytes: &mut Bytes) -> Result<Option<Record>, RecordError> {
+    pub fn decode(bytes: &mut Bytes) -> Result<Option<Self>, RecordError> {
         let Some(head) = Head::parse(bytes)? else { return Ok(None) };
         if bytes.len() < head.encoded_len() {
             return Ok(None);
@@ -281,10 +377,10 @@ fn head_crc(head: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-impl Head {
+impl<B: Body> Head<B> {
     /// Reads and verifies header and dependency entries from the front of `bytes`.
     /// `None`: more bytes are needed.
-    pub fn parse(bytes: &[u8]) -> Result<Option<Head>, RecordError> {
+    pub fn parse(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
         let Ok((raw, rest)) = RawHeader::read_from_prefix(bytes) else { return Ok(None) };
         if raw.deps.get() > limits::RECORD_DEPS_MAX {
             return Err(RecordError::Malformed("more dependency entries than writers"));
@@ -315,63 +411,46 @@ impl Head {
         Self::from_raw(&raw, deps, deps_len).map(Some)
     }
 
-    fn from_raw(raw: &RawHeader, deps: CountVector, deps_len: usize) -> Result<Head, RecordError> {
+    fn from_raw(raw: &RawHeader, deps: CountVector, deps_len: usize) -> Result<Self, RecordError> {
         let malformed = |what| Err(RecordError::Malformed(what));
-        let (len, payload_len) = (raw.len.get(), raw.payload_len.get());
-        if raw.writer.get() >= limits::WRITERS_MAX || raw.disk.get() >= limits::DISKS_MAX {
-            return malformed("writer or disk out of range");
+        let (payload_len, payload_crc) = (raw.payload_len.get(), raw.payload_crc.get());
+        if raw.writer.get() >= limits::WRITERS_MAX || raw.object.get() >= limits::DISKS_MAX {
+            return malformed("writer or object out of range");
+        }
+        if raw.offset.get().checked_add(u64::from(raw.len.get())).is_none() {
+            return malformed("extent beyond 2^64");
         }
         if raw.seq.get() == 0 || raw.epoch.get() == 0 {
             return malformed("seq or epoch 0");
         }
-        if raw.offset.get().checked_add(u64::from(len)).is_none() {
-            return malformed("extent beyond 2^64");
+        if payload_len > limits::RECORD_PAYLOAD_MAX_BYTES {
+            return malformed("payload too large");
         }
-        let allowed = match raw.kind {
-            1 => FLAG_COPY | FLAG_FLUSHED,
-            2 => FLAG_COPY | FLAG_NO_HOLE | FLAG_FLUSHED,
-            3 => FLAG_COPY,
-            4 => FLAG_FLUSHED,
-            _ => return malformed("unknown kind"),
+        if payload_len == 0 && payload_crc != 0 {
+            return malformed("checksum without a payload");
+        }
+        if payload_len != 0 && raw.len.get() != 0 && raw.len.get() != payload_len {
+            return malformed("payload of another length");
+        }
+        let Some(role) = Role::of(raw.role) else { return malformed("unknown role") };
+        let fields = BodyFields {
+            flags: raw.flags,
+            object: raw.object.get(),
+            offset: raw.offset.get(),
+            len_bytes: raw.len.get(),
         };
-        if raw.flags & !allowed != 0 {
-            return malformed("unknown flags");
-        }
-        if raw.flags & FLAG_COPY != 0 && raw.flags & FLAG_FLUSHED != 0 {
-            return malformed("a copy after a flush");
-        }
-        let effect = match raw.kind {
-            1 if len == 0 || len != payload_len => return malformed("write without its payload"),
-            1 if payload_len > limits::RECORD_PAYLOAD_MAX_BYTES => {
-                return malformed("payload too large");
-            }
-            // The data is attached by `finish`.
-            1 => Effect::Write(Payload { data: Bytes::new(), crc: raw.payload_crc.get() }),
-            _ if payload_len != 0 || raw.payload_crc.get() != 0 => {
-                return malformed("unexpected payload");
-            }
-            2 if len == 0 => return malformed("zeroing of nothing"),
-            2 => Effect::Zero { len_bytes: len, no_hole: raw.flags & FLAG_NO_HOLE != 0 },
-            _ if len != 0 || raw.offset.get() != 0 => {
-                return malformed("copy-done or idle with an extent");
-            }
-            3 if raw.flags & FLAG_COPY == 0 => return malformed("copy-done that is not a copy"),
-            3 => Effect::CopyDone,
-            _ => Effect::Idle,
-        };
+        // The data is attached by `finish`.
+        let announced = Payload { data: Bytes::new(), crc: payload_crc };
+        let payload = (payload_len > 0).then_some((payload_len, announced));
         let record = Record {
             writer: WriterId(raw.writer.get()),
             seq: Seq(raw.seq.get()),
             epoch: Epoch(raw.epoch.get()),
             hlc: Hlc(raw.hlc.get()),
             deps,
-            disk: DiskId(raw.disk.get()),
-            offset: raw.offset.get(),
-            copy: raw.flags & FLAG_COPY != 0,
-            flushed: raw.flags & FLAG_FLUSHED != 0,
-            effect,
+            body: B::from_parts(role, &fields, payload).map_err(RecordError::Malformed)?,
         };
-        Ok(Head { record, payload_len, payload_crc: raw.payload_crc.get(), deps_len })
+        Ok(Self { record, len_bytes: fields.len_bytes, payload_len, payload_crc, deps_len })
     }
 
     /// Bytes of header and dependency entries.
@@ -386,32 +465,29 @@ impl Head {
         self.payload_len as usize
     }
 
+    /// Bytes of what is changed.
+    #[must_use]
+    pub fn changed_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+
     /// Bytes of the whole record.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         self.head_len() + self.payload_len as usize
     }
 
-    /// Length of the extent that the record changes.
-    #[must_use]
-    pub fn extent_len_bytes(&self) -> u32 {
-        match self.record.effect {
-            Effect::Write(_) => self.payload_len,
-            _ => self.record.len_bytes(),
-        }
-    }
-
     /// The record without its data: what an index or a scan needs. A write's payload is empty.
     #[must_use]
-    pub fn peek(&self) -> &Record {
+    pub fn peek(&self) -> &Record<B> {
         &self.record
     }
 
     /// Attaches the payload after verifying it.
-    pub fn finish(self, data: Bytes) -> Result<Record, RecordError> {
+    pub fn finish(self, data: Bytes) -> Result<Record<B>, RecordError> {
         assert_eq!(data.len(), self.payload_len as usize);
         let mut record = self.record;
-        if let Effect::Write(payload) = &mut record.effect {
+        if let Some(payload) = record.body.payload_mut() {
             let computed = crc32c(&data);
             if computed != self.payload_crc {
                 return Err(RecordError::PayloadChecksum {
@@ -449,8 +525,10 @@ pub(crate) mod tests {
             Record {
                 writer: WriterId(writer), seq: Seq(seq), epoch: Epoch(epoch), hlc: Hlc(hlc),
                 deps: deps.into_iter().map(|(w, s)| (WriterId(w), Seq(s))).collect(),
-                disk: DiskId(disk), offset: if done || idle { 0 } else { offset },
-                copy: done || copy && !idle, flushed: flushed && !done && (idle || !copy), effect,
+                body: DiskChange {
+                    disk: DiskId(disk), offset: if done || idle { 0 } else { offset },
+                    copy: done || copy && !idle, flushed: flushed && !done && (idle || !copy), effect,
+                },
             }
         }
     }
@@ -463,7 +541,7 @@ pub(crate) mod tests {
             prop_assert_eq!(out.len(), record.encoded_len());
             for cut in 0..out.len() {
                 let mut part = Bytes::copy_from_slice(&out[..cut]);
-                prop_assert_eq!(Record::decode(&mut part), Ok(None));
+                prop_assert_eq!(Record::<DiskChange>::decode(&mut part), Ok(None));
             }
             let mut whole = out.freeze();
             prop_assert_eq!(Record::decode(&mut whole), Ok(Some(record)));
@@ -476,7 +554,7 @@ pub(crate) mod tests {
             record.encode(&mut out);
             let at = at.index(out.len());
             out[at] ^= 1u8 << bit;
-            let decoded = Record::decode(&mut out.freeze());
+            let decoded = Record::<DiskChange>::decode(&mut out.freeze());
             prop_assert!(!matches!(decoded, Ok(Some(_))), "{:?}", decoded);
         }
     }
@@ -489,11 +567,13 @@ pub(crate) mod tests {
             epoch: Epoch(1),
             hlc: Hlc(1),
             deps: [(WriterId(1), Seq(5)), (WriterId(2), Seq(5))].into_iter().collect(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: true,
-            flushed: false,
-            effect: Effect::CopyDone,
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: 0,
+                copy: true,
+                flushed: false,
+                effect: Effect::CopyDone,
+            },
         };
         let decode = |writers: [u8; 2]| {
             let mut out = BytesMut::new();
@@ -519,16 +599,18 @@ pub(crate) mod tests {
             epoch: Epoch(3),
             hlc: Hlc(0x55),
             deps: CountVector::of(WriterId(1), Seq(9)),
-            disk: DiskId(4),
-            offset: 0x1000,
-            copy: true,
-            flushed: false,
-            effect: Effect::Write(Payload::new(Bytes::from_static(b"abc"))),
+            body: DiskChange {
+                disk: DiskId(4),
+                offset: 0x1000,
+                copy: true,
+                flushed: false,
+                effect: Effect::Write(Payload::new(Bytes::from_static(b"abc"))),
+            },
         };
         let mut out = BytesMut::new();
         record.encode(&mut out);
         assert_eq!(out.len(), 56 + 16 + 3);
-        assert_eq!(out[..8], [1, 1, 2, 0, 4, 0, 1, 0]);
+        assert_eq!(out[..8], [2, 0, 2, 0, 4, 0, 1, 0]);
         assert_eq!(out[8..16], 3u64.to_le_bytes());
         assert_eq!(out[16..24], 0x1122u64.to_le_bytes());
         assert_eq!(out[24..32], 0x55u64.to_le_bytes());
@@ -538,11 +620,13 @@ pub(crate) mod tests {
         assert_eq!(out[56..72], [1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(out[72..], *b"abc");
         let mut out = BytesMut::new();
-        Record { copy: false, flushed: true, ..record.clone() }.encode(&mut out);
-        assert_eq!(out[1], 4);
+        let after_flush = DiskChange { copy: false, flushed: true, ..record.body.clone() };
+        Record { body: after_flush, ..record.clone() }.encode(&mut out);
+        assert_eq!(out[..2], [1, 4]);
         let mut out = BytesMut::new();
-        Record { flushed: true, ..record }.encode(&mut out);
-        let of_both = Record::decode(&mut out.freeze());
+        let of_both = DiskChange { flushed: true, ..record.body.clone() };
+        Record { body: of_both, ..record }.encode(&mut out);
+        let of_both = Record::<DiskChange>::decode(&mut out.freeze());
         assert!(matches!(of_both, Err(RecordError::Malformed(_))), "{of_both:?}");
     }
 }

@@ -11,15 +11,15 @@
 use crate::ids::Seq;
 use crate::message::{LastRun, Message};
 use crate::part::{self, Part, PartialRecord};
-use crate::record::Record;
+use crate::record::{Body, DiskChange, Record};
 use std::collections::VecDeque;
 use thiserror::Error;
 
 /// What goes out next.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Transmit {
+pub enum Transmit<B = DiskChange> {
     /// A record.
-    Record(Record),
+    Record(Record<B>),
     /// A part of a large record, so that nothing waits behind all of it.
     Part(Part),
     /// A control message that must keep its place among the records.
@@ -62,8 +62,8 @@ pub enum SenderError {
 
 /// The sender of one member's stream.
 #[derive(Debug)]
-pub struct Sender {
-    queue: VecDeque<Transmit>,
+pub struct Sender<B = DiskChange> {
+    queue: VecDeque<Transmit<B>>,
     /// Index into `queue` of what goes out next.
     next: usize,
     durable: Seq,
@@ -77,7 +77,7 @@ pub struct Sender {
     begun: Option<PartialRecord>,
 }
 
-impl Sender {
+impl<B: Body> Sender<B> {
     /// A sender whose stream continues after `durable`.
     #[must_use]
     pub fn new(durable: Seq) -> Self {
@@ -94,7 +94,7 @@ impl Sender {
     }
 
     /// Takes over an admitted record. Records come in seq order.
-    pub fn push(&mut self, record: Record) {
+    pub fn push(&mut self, record: Record<B>) {
         assert_eq!(record.seq, self.admitted.next(), "records are admitted without a gap");
         self.admitted = record.seq;
         self.backlog_bytes += payload_bytes(&record);
@@ -150,7 +150,7 @@ impl Sender {
     }
 
     /// What to send now, if anything.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self) -> Option<Transmit<B>> {
         if !self.attached {
             return None;
         }
@@ -251,7 +251,7 @@ impl Sender {
     }
 }
 
-fn payload_bytes(record: &Record) -> u64 {
+fn payload_bytes(record: &Record<impl Body>) -> u64 {
     record.payload().map_or(0, |p| p.data().len() as u64)
 }
 
@@ -270,11 +270,13 @@ mod tests {
             epoch: Epoch(1),
             hlc: Hlc(seq),
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: false,
-            flushed: false,
-            effect: Effect::Write(Payload::new(vec![0; 10].into())),
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: 0,
+                copy: false,
+                flushed: false,
+                effect: Effect::Write(Payload::new(vec![0; 10].into())),
+            },
         }
     }
 
@@ -326,7 +328,10 @@ mod tests {
     #[test]
     fn a_large_record_goes_on_where_the_last_connection_ended() {
         let large = |seq: u64| Record {
-            effect: Effect::Write(Payload::new(vec![seq as u8; 400_000].into())),
+            body: DiskChange {
+                effect: Effect::Write(Payload::new(vec![seq as u8; 400_000].into())),
+                ..record(seq).body
+            },
             ..record(seq)
         };
         let run = crate::ids::RunId::default();

@@ -19,7 +19,7 @@ use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, Incarnation, MonoNanos, Nonce, Seq, WriterId,
 };
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role, Writing};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, Retention};
 use tidelock_replica::history::At;
@@ -98,11 +98,13 @@ fn record(seq: u64, ms: u64, offset: u64, effect: Effect) -> Record {
         epoch: Epoch(1),
         hlc: Hlc::new(ms, 0),
         deps: CountVector::new(),
-        disk: DiskId(0),
-        offset,
-        copy: effect == Effect::CopyDone,
-        flushed: false,
-        effect,
+        body: DiskChange {
+            disk: DiskId(0),
+            offset,
+            copy: effect == Effect::CopyDone,
+            flushed: false,
+            effect,
+        },
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::record::Record;
+use tidelock_protocol::record::{Body, Record};
 
 /// One disk of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,8 +20,8 @@ impl DiskKey {
 
     /// The disk that a record changes.
     #[must_use]
-    pub fn of(record: &Record) -> Self {
-        Self { writer: record.writer, disk: record.disk }
+    pub fn of(record: &Record<impl Body>) -> Self {
+        Self { writer: record.writer, disk: DiskId(record.body.fields().object) }
     }
 }
 

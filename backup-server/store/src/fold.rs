@@ -196,15 +196,15 @@ impl<F: StorageFile> Run<F> {
                 return Ok(Went::BeyondTheCut);
             }
             let key = DiskKey::of(record);
-            let len_bytes = u64::from(head.extent_len_bytes());
-            let range = record.offset..record.offset + len_bytes;
+            let len_bytes = u64::from(head.changed_bytes());
+            let range = record.body.offset..record.body.offset + len_bytes;
             self.folded.bytes += len_bytes;
             self.note_parts(key, &range);
-            match record.effect {
+            match record.body.effect {
                 Effect::Write(_) if batch.is_damaged && !is_whole(&head, &payload) => {
                     self.lost(segment, key, range);
                 }
-                Effect::Write(_) => self.gathered.write(key, record.offset, payload),
+                Effect::Write(_) => self.gathered.write(key, record.body.offset, payload),
                 Effect::Zero { no_hole, .. } => self.gathered.zero(key, range, no_hole),
                 Effect::CopyDone | Effect::Idle => {}
             }

@@ -12,7 +12,7 @@ use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, 
 use tidelock_protocol::message::{
     Attach, Attached, DiskSpec, LastRun, Message, Mode, Role, StreamState, Writing,
 };
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -353,23 +353,35 @@ pub fn record(seq: u64) -> Record {
         epoch: Epoch(1),
         hlc: Hlc(seq << 16),
         deps: CountVector::new(),
-        disk: DiskId(0),
-        offset,
-        copy: false,
-        flushed: seq.is_multiple_of(10),
-        effect,
+        body: DiskChange {
+            disk: DiskId(0),
+            offset,
+            copy: false,
+            flushed: seq.is_multiple_of(10),
+            effect,
+        },
     }
 }
 
 pub fn copy_done(seq: u64) -> Record {
-    Record { offset: 0, copy: true, flushed: false, effect: Effect::CopyDone, ..record(seq) }
+    Record {
+        body: DiskChange {
+            offset: 0,
+            copy: true,
+            flushed: false,
+            effect: Effect::CopyDone,
+            ..record(seq).body
+        },
+        ..record(seq)
+    }
 }
 
 /// The disk after the records up to a seq, of which the first is a `CopyDone`.
 pub fn disk_after(seq: u64) -> Vec<u8> {
     let mut disk = vec![0; DISK_BYTES as usize];
     for record in (2..=seq).map(record) {
-        let range = record.offset as usize..(record.offset as usize + record.len_bytes() as usize);
+        let range = record.body.offset as usize
+            ..(record.body.offset as usize + record.body.len_bytes() as usize);
         match record.payload() {
             Some(payload) => disk[range].copy_from_slice(payload.data()),
             None => disk[range].fill(0),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Effect, Record, Role};
 
 /// What the segments must be of.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +102,7 @@ impl Redo {
             if record.seq < self.redo_from {
                 continue;
             }
-            done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
+            done += u64::from(matches!(record.body.effect, Effect::Write(_) | Effect::Zero { .. }));
             if tidelock_planted::is(Bug::RedoneBackwards) {
                 backwards.push(record);
                 continue;
@@ -199,8 +199,8 @@ impl Left {
         self.waiting.push(Waiting {
             seq: record.seq,
             payload_bytes: record.payload().map_or(0, |payload| payload.data().len() as u64),
-            is_of_copy: record.copy,
-            is_of_us: record.copy || record.effect == Effect::Idle,
+            is_of_copy: record.role().is_of_copy(),
+            is_of_us: record.role() != Role::Change,
         });
         self.last_hlc = record.hlc;
         match self.segments.last_mut() {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
 const RUN: Incarnation = Incarnation(7);
@@ -35,11 +35,13 @@ fn record(seq: u64) -> Record {
         } else {
             CountVector::new()
         },
-        disk: DiskId(0),
-        offset: if idle { 0 } else { 4096 * seq },
-        copy: false,
-        flushed: seq.is_multiple_of(7),
-        effect,
+        body: DiskChange {
+            disk: DiskId(0),
+            offset: if idle { 0 } else { 4096 * seq },
+            copy: false,
+            flushed: seq.is_multiple_of(7),
+            effect,
+        },
     }
 }
 
@@ -102,7 +104,10 @@ fn records_of_all_sizes_are_read_back_across_chunks() {
     let mut journal =
         Journal::begin(Directory::at(dir.path()), 64 << 20, RUN, BOOT, IDENTITY).unwrap();
     let large = |seq: u64, len: usize| Record {
-        effect: Effect::Write(Payload::new(vec![seq as u8; len].into())),
+        body: DiskChange {
+            effect: Effect::Write(Payload::new(vec![seq as u8; len].into())),
+            ..record(seq).body
+        },
         ..record(seq)
     };
     let records: Vec<_> = [1, 64 << 10, (64 << 10) + 1, (1 << 20) - 56, 1 << 20, 32 << 20, 4096]
@@ -326,7 +331,7 @@ fn check_whole(left: &Left, first: u64, last: u64) {
         let written = record(seq);
         let payload_bytes = written.payload().map_or(0, |p| p.data().len() as u64);
         assert_eq!((waiting.seq, waiting.payload_bytes), (Seq(seq), payload_bytes));
-        assert_eq!(waiting.is_of_us, written.effect == Effect::Idle);
+        assert_eq!(waiting.is_of_us, written.body.effect == Effect::Idle);
         assert_eq!(reader.read().unwrap(), written);
     }
 }
@@ -453,10 +458,13 @@ fn what_another_has_written_is_not_gone_on_with() {
     };
     // The first record's write, with other data.
     let (at, end) = (positions[1].offset as usize, positions[2].offset as usize);
-    let Effect::Write(payload) = record(2).effect else { panic!("a write") };
+    let Effect::Write(payload) = record(2).body.effect else { panic!("a write") };
     let other = Payload::new(vec![0xee; payload.data().len()].into());
     let mut encoded = bytes::BytesMut::new();
-    let forged = Record { effect: Effect::Write(other.clone()), ..record(2) };
+    let forged = Record {
+        body: DiskChange { effect: Effect::Write(other.clone()), ..record(2).body },
+        ..record(2)
+    };
     forged.encode_head(&mut encoded);
     encoded.extend_from_slice(other.data());
     let mut bytes = whole.clone();

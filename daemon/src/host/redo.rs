@@ -38,10 +38,10 @@ pub(super) fn redo(again: Redo, disks: &BTreeMap<DiskId, PathBuf>) -> Result<u64
     };
     let files = disks.iter().map(open).collect::<Result<BTreeMap<_, _>, RedoError>>()?;
     let done = again.run(|record| {
-        if matches!(record.effect, Effect::CopyDone | Effect::Idle) {
+        if matches!(record.body.effect, Effect::CopyDone | Effect::Idle) {
             return Ok(());
         }
-        let (file, path) = &files[&record.disk];
+        let (file, path) = &files[&record.body.disk];
         apply(record, file).map_err(failed(path))
     })?;
     // The daemon reads past the page cache.
@@ -50,16 +50,16 @@ pub(super) fn redo(again: Redo, disks: &BTreeMap<DiskId, PathBuf>) -> Result<u64
 }
 
 fn apply(record: &Record, file: &File) -> io::Result<()> {
-    match &record.effect {
-        Effect::Write(payload) => file.write_all_at(payload.data(), record.offset),
+    match &record.body.effect {
+        Effect::Write(payload) => file.write_all_at(payload.data(), record.body.offset),
         Effect::Zero { len_bytes, no_hole } => {
             let flags = match no_hole {
                 true => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
                 false => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
             };
-            match fallocate(file, flags, record.offset, u64::from(*len_bytes)) {
+            match fallocate(file, flags, record.body.offset, u64::from(*len_bytes)) {
                 Ok(()) => Ok(()),
-                Err(_) => fill(file, record.offset, u64::from(*len_bytes)),
+                Err(_) => fill(file, record.body.offset, u64::from(*len_bytes)),
             }
         }
         Effect::CopyDone | Effect::Idle => Ok(()),
@@ -83,6 +83,7 @@ mod tests {
     use std::fs;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
+    use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::record::Payload;
     use tidelock_protocol::vector::CountVector;
 
@@ -97,11 +98,7 @@ mod tests {
             epoch,
             hlc,
             deps,
-            disk,
-            offset,
-            copy: seq.0 == 5,
-            flushed: false,
-            effect,
+            body: DiskChange { disk, offset, copy: seq.0 == 5, flushed: false, effect },
         }
     }
 

@@ -323,6 +323,7 @@ mod tests {
     use crate::sequencer::RECORD_OVERHEAD_BYTES;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
+    use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::record::{Effect, Payload};
     use tidelock_protocol::vector::CountVector;
 
@@ -337,11 +338,13 @@ mod tests {
             epoch: Epoch(1),
             hlc: Hlc(seq),
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: seq * 4096,
-            copy: false,
-            flushed: false,
-            effect: Effect::Write(Payload::new(vec![seq as u8; PAYLOAD_BYTES as usize].into())),
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: seq * 4096,
+                copy: false,
+                flushed: false,
+                effect: Effect::Write(Payload::new(vec![seq as u8; PAYLOAD_BYTES as usize].into())),
+            },
         }
     }
 

@@ -5,7 +5,7 @@ use crate::link::port::ToLink;
 use crate::link::queue::Spilled;
 use smallvec::SmallVec;
 use tidelock_protocol::ids::{MonoNanos, Seq};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Record, Role};
 
 /// What was admitted in a turn, in its order.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Admitted {
     /// It waits on disk only, there.
     pub fn spill(&mut self, record: &Record, at: Position) {
         let payload_bytes = record.payload().map_or(0, |p| p.data().len() as u64);
-        let is_of_guest = !record.copy && record.effect != Effect::Idle;
+        let is_of_guest = record.role() == Role::Change;
         let of_guest = is_of_guest.then_some(record.seq);
         match self.0.last_mut() {
             Some(Batch::OnDisk { spilled, last_of_guest }) => {
@@ -67,6 +67,7 @@ mod tests {
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, WriterId};
     use tidelock_protocol::record::Payload;
+    use tidelock_protocol::record::{DiskChange, Effect};
     use tidelock_protocol::vector::CountVector;
 
     const NOW: MonoNanos = MonoNanos(5);
@@ -78,11 +79,7 @@ mod tests {
             epoch: Epoch(1),
             hlc: Hlc(seq),
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: false,
-            flushed: false,
-            effect,
+            body: DiskChange { disk: DiskId(0), offset: 0, copy: false, flushed: false, effect },
         }
     }
 

@@ -168,7 +168,7 @@ mod tests {
         start(&mut sequencer);
         assert_eq!(admit_heartbeat(&mut sequencer, false, CLOCKS), Some(Seq(8)));
         let Some(Action::Send(record)) = sequencer.poll_action() else { panic!("not sent") };
-        assert_eq!((record.seq, record.effect), (Seq(8), Effect::Idle));
+        assert_eq!((record.seq, record.body.effect), (Seq(8), Effect::Idle));
         assert_eq!(sequencer.poll_action(), None, "P does not name it");
     }
 

@@ -57,7 +57,7 @@ use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
 use tidelock_protocol::message::Mode;
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Record, Role};
 use tidelock_protocol::vector::CountVector;
 
 /// What each record costs the backlog besides its payload, so that a flood of tiny or empty
@@ -464,11 +464,13 @@ impl Sequencer {
             epoch: *epoch,
             hlc: self.clock.tick(wall_ms),
             deps: std::mem::take(&mut self.new_deps),
-            disk,
-            offset,
-            copy,
-            flushed: !copy && std::mem::take(&mut self.flushed),
-            effect,
+            body: DiskChange {
+                disk,
+                offset,
+                copy,
+                flushed: !copy && std::mem::take(&mut self.flushed),
+                effect,
+            },
         };
         self.record_hlc = record.hlc;
         let payload_bytes = record.payload().map_or(0, |p| p.data().len() as u64);
@@ -477,7 +479,7 @@ impl Sequencer {
             cost_bytes: payload_bytes + RECORD_OVERHEAD_BYTES,
             payload_bytes,
             admitted_at: now,
-            copy: copy || record.effect == Effect::Idle,
+            copy: record.role() != Role::Change,
             is_of_copy: copy,
         };
         self.count(unacked);

@@ -36,7 +36,7 @@ fn short(s: &mut Sequencer) -> String {
     std::iter::from_fn(|| s.poll_action())
         .map(|a| match a {
             Action::Publish(seq, _) => format!("P{seq}"),
-            Action::Send(r) if r.copy => format!("K{}", r.seq),
+            Action::Send(r) if r.body.copy => format!("K{}", r.seq),
             Action::Send(r) => format!("S{}", r.seq),
             Action::SendInOrder(_) => "D".into(),
             Action::Write { op, extent, .. } => format!("W{}@{}", op.0, extent.offset),
@@ -65,7 +65,7 @@ fn the_record_after_a_flush_says_so_but_no_copy() {
     let mut s = sequencer(Mode::Pipelined, 1 << 20);
     let flushed = |s: &mut Sequencer| {
         let sent = std::iter::from_fn(|| s.poll_action()).filter_map(|action| match action {
-            Action::Send(record) => Some(record.flushed),
+            Action::Send(record) => Some(record.body.flushed),
             _ => None,
         });
         sent.collect::<Vec<_>>()

@@ -20,7 +20,7 @@ use tidelock_protocol::message::{
     Progress, RefusalKind, Role, StreamState, Tagging, Writing,
 };
 use tidelock_protocol::part::{self, PartialRecord};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::Memory;
@@ -107,11 +107,7 @@ fn record(effect: Effect, copy: bool, deps: &[(u16, u64)]) -> Record {
         epoch: Epoch(2),
         hlc: Hlc(3 << 16),
         deps: deps.iter().map(|&(writer, seq)| (WriterId(writer), Seq(seq))).collect(),
-        disk: DiskId(0),
-        offset: 4096,
-        copy,
-        flushed: false,
-        effect,
+        body: DiskChange { disk: DiskId(0), offset: 4096, copy, flushed: false, effect },
     }
 }
 
@@ -206,7 +202,10 @@ fn frame_decoder() -> Seeds {
         contents.put_slice(record.payload().map_or(&[], |payload| payload.data()));
     }
     let payload = Payload::new(vec![7; 300_000].into());
-    let large = Record { effect: Effect::Write(payload), ..records()[0].clone() };
+    let large = Record {
+        body: DiskChange { effect: Effect::Write(payload), ..records()[0].clone().body },
+        ..records()[0].clone()
+    };
     let mut parts = BytesMut::from(&head[..]);
     for at in [0, 65536, 262_144] {
         let mut part = part::part_of(&large, at);

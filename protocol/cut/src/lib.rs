@@ -31,7 +31,7 @@ use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Body, Record, Role};
 use tidelock_protocol::vector::CountVector;
 use times::Times;
 
@@ -173,7 +173,7 @@ impl CutTracker {
     }
 
     /// The next record that counts, and the writers before it.
-    pub fn record(&mut self, before: &impl Writers, record: &Record) {
+    pub fn record(&mut self, before: &impl Writers, record: &Record<impl Body>) {
         let track = self.tracks.get_mut(record.writer.index());
         let (Some(track), Some(writer)) = (track, before.get(record.writer)) else {
             return;
@@ -183,7 +183,7 @@ impl CutTracker {
         {
             track.resyncs.push_back(Resync { from: writer.committed, done: None });
         }
-        if record.effect == Effect::CopyDone {
+        if record.role() == Role::CopyDone {
             match (track.resyncs.back_mut(), writer.copy) {
                 (Some(resync), CopyState::Resyncing) => {
                     resync.done = Some((record.seq, record.hlc));

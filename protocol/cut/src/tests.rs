@@ -4,6 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use tidelock_protocol::hlc::HlcClock;
 use tidelock_protocol::ids::{DiskId, Epoch};
+use tidelock_protocol::record::{DiskChange, Effect};
 
 fn record(writer: u16, seq: u64, deps: &[(u16, u64)]) -> Record {
     Record {
@@ -12,11 +13,13 @@ fn record(writer: u16, seq: u64, deps: &[(u16, u64)]) -> Record {
         epoch: Epoch(1),
         hlc: Hlc(0),
         deps: deps.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect(),
-        disk: DiskId(0),
-        offset: 0,
-        copy: false,
-        flushed: false,
-        effect: Effect::Zero { len_bytes: 1, no_hole: false },
+        body: DiskChange {
+            disk: DiskId(0),
+            offset: 0,
+            copy: false,
+            flushed: false,
+            effect: Effect::Zero { len_bytes: 1, no_hole: false },
+        },
     }
 }
 
@@ -61,7 +64,7 @@ impl State {
         assert_eq!(record.seq, seq.next());
         *seq = record.seq;
         writer.hlc = record.hlc;
-        if record.effect == Effect::CopyDone {
+        if record.role() == Role::CopyDone {
             writer.copy = CopyState::Whole;
         } else if writer.copy == CopyState::Empty {
             writer.copy = CopyState::Partial;
@@ -102,9 +105,12 @@ impl Journal {
         let hlc = Hlc(hlc);
         self.add(&Record {
             hlc,
-            copy: true,
-            flushed: false,
-            effect: Effect::CopyDone,
+            body: DiskChange {
+                copy: true,
+                flushed: false,
+                effect: Effect::CopyDone,
+                ..record(writer, seq, deps).body
+            },
             ..record(writer, seq, deps)
         });
     }
@@ -219,7 +225,11 @@ fn a_writer_that_says_nothing_holds_the_watermark_until_an_idle_record() {
     j.at(1, 2, 60);
     assert_eq!(j.cut(), vector(&[1, 1, 1]));
     assert_eq!(j.tracker.watermark(), Hlc(12), "the third has said nothing since");
-    j.add(&Record { hlc: Hlc(55), effect: Effect::Idle, ..record(2, 2, &[]) });
+    j.add(&Record {
+        hlc: Hlc(55),
+        body: DiskChange { effect: Effect::Idle, ..record(2, 2, &[]).body },
+        ..record(2, 2, &[])
+    });
     assert_eq!((j.cut(), j.tracker.watermark()), (vector(&[2, 1, 1]), Hlc(50)));
 }
 

@@ -42,18 +42,18 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn print(out: &mut impl Write, record: &Record) -> io::Result<()> {
-    let data: &[u8] = match &record.effect {
+    let data: &[u8] = match &record.body.effect {
         Effect::Write(payload) => payload.data(),
         Effect::Zero { .. } => &[],
         Effect::CopyDone | Effect::Idle => return Ok(()),
     };
     out.write_all(&record.epoch.0.to_le_bytes())?;
     out.write_all(&record.seq.0.to_le_bytes())?;
-    out.write_all(&record.offset.to_le_bytes())?;
-    out.write_all(&record.len_bytes().to_le_bytes())?;
+    out.write_all(&record.body.offset.to_le_bytes())?;
+    out.write_all(&record.body.len_bytes().to_le_bytes())?;
     out.write_all(&(data.len() as u32).to_le_bytes())?;
     out.write_all(&record.writer.0.to_le_bytes())?;
-    out.write_all(&record.disk.0.to_le_bytes())?;
-    out.write_all(&u32::from(record.copy).to_le_bytes())?;
+    out.write_all(&record.body.disk.0.to_le_bytes())?;
+    out.write_all(&u32::from(record.body.copy).to_le_bytes())?;
     out.write_all(data)
 }

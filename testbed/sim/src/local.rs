@@ -234,11 +234,11 @@ fn eio() -> io::Error {
 }
 
 fn do_again(record: &Record, disks: &mut [LocalDisk]) {
-    let disk = &mut disks[usize::from(record.disk.0)];
-    match &record.effect {
-        Effect::Write(payload) => disk.write(record.offset, payload.data(), false),
+    let disk = &mut disks[usize::from(record.body.disk.0)];
+    match &record.body.effect {
+        Effect::Write(payload) => disk.write(record.body.offset, payload.data(), false),
         Effect::Zero { len_bytes, .. } => {
-            disk.write(record.offset, &vec![0; *len_bytes as usize], false);
+            disk.write(record.body.offset, &vec![0; *len_bytes as usize], false);
         }
         Effect::CopyDone | Effect::Idle => {}
     }

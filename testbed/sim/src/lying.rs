@@ -14,7 +14,7 @@ use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, WriterId};
 use tidelock_protocol::message::{Attach, LastRun, Message, PROTOCOL};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::Link;
 
@@ -100,11 +100,13 @@ impl World {
                             epoch,
                             hlc: Hlc::new(self.backup_now().unix_ms, 0),
                             deps: CountVector::new(),
-                            disk: DiskId(0),
-                            offset: 0,
-                            copy: false,
-                            flushed: false,
-                            effect: Effect::Write(Payload::new(vec![0xee; 512].into())),
+                            body: DiskChange {
+                                disk: DiskId(0),
+                                offset: 0,
+                                copy: false,
+                                flushed: false,
+                                effect: Effect::Write(Payload::new(vec![0xee; 512].into())),
+                            },
                         },
                     )
                 }

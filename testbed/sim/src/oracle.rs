@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Seq};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{Effect, Payload, Record, Role};
 
 /// A point in a writer's history, across lives. Seq 0: what the life began with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -277,7 +277,7 @@ impl WriterOracle {
         })?;
         self.admitted.push((Point { life: self.life(), seq: record.seq }, record.hlc));
         self.newest_seq = self.newest_seq.max(record.seq);
-        if record.effect != Effect::Idle {
+        if record.role() != Role::Idle {
             self.last_effect = record.seq;
         }
         Ok(())
@@ -370,13 +370,13 @@ impl WriterOracle {
 
     /// Tidelock sends what a disk holds: `live` is what it really holds there.
     pub fn copied(&mut self, record: &Record, live: &[u8]) -> Checked {
-        if record.effect == Effect::CopyDone {
+        if record.role() == Role::CopyDone {
             let life = self.lives.last_mut().expect("begun");
             life.complete_at.get_or_insert(record.seq);
             return Ok(());
         }
         let extent = extent_of(record);
-        let sent = match &record.effect {
+        let sent = match &record.body.effect {
             Effect::Write(payload) => payload.data().clone(),
             _ => Bytes::from(vec![0; extent.len_bytes as usize]),
         };
@@ -429,8 +429,8 @@ impl WriterOracle {
     }
 
     fn push(&mut self, record: &Record) {
-        let (seq, disk, offset) = (record.seq, record.disk, record.offset);
-        let entry = Entry { seq, disk, offset, content: Content::of(&record.effect) };
+        let (seq, disk, offset) = (record.seq, record.body.disk, record.body.offset);
+        let entry = Entry { seq, disk, offset, content: Content::of(&record.body.effect) };
         entry.apply(&mut self.logical);
         self.last_change = seq;
         self.lives.last_mut().expect("begun").log.push(entry);
@@ -590,7 +590,11 @@ impl WriterOracle {
 }
 
 fn extent_of(record: &Record) -> Extent {
-    Extent { disk: record.disk, offset: record.offset, len_bytes: record.len_bytes().into() }
+    Extent {
+        disk: record.body.disk,
+        offset: record.body.offset,
+        len_bytes: record.body.len_bytes().into(),
+    }
 }
 
 fn contains(outer: &Extent, inner: &Extent) -> bool {
@@ -602,6 +606,7 @@ mod tests {
     use super::*;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, WriterId};
+    use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::vector::CountVector;
 
     fn write(seq: u64, offset: u64, byte: u8) -> Record {
@@ -611,16 +616,21 @@ mod tests {
             epoch: Epoch(1),
             hlc: Hlc(seq),
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset,
-            copy: false,
-            flushed: false,
-            effect: Effect::Write(Payload::new(vec![byte; 2].into())),
+            body: DiskChange {
+                disk: DiskId(0),
+                offset,
+                copy: false,
+                flushed: false,
+                effect: Effect::Write(Payload::new(vec![byte; 2].into())),
+            },
         }
     }
 
     fn done(seq: u64) -> Record {
-        Record { effect: Effect::CopyDone, copy: true, ..write(seq, 0, 0) }
+        Record {
+            body: DiskChange { effect: Effect::CopyDone, copy: true, ..write(seq, 0, 0).body },
+            ..write(seq, 0, 0)
+        }
     }
 
     #[test]
@@ -652,7 +662,10 @@ mod tests {
         let mut o = WriterOracle::new(vec![vec![0; 4]]);
         o.begin_life(vec![vec![0; 4]], Seq(0), Seq(0));
         o.wrote(&write(1, 0, 1), Vec::new());
-        let copy = |seq, byte| Record { copy: true, ..write(seq, 0, byte) };
+        let copy = |seq, byte| Record {
+            body: DiskChange { copy: true, ..write(seq, 0, byte).body },
+            ..write(seq, 0, byte)
+        };
         assert!(o.copied(&copy(2, 0), &[0, 0]).is_err(), "older than the guest's write");
         assert!(o.copied(&copy(2, 1), &[1, 1]).is_ok());
         o.damage(Extent { disk: DiskId(0), offset: 0, len_bytes: 2 });

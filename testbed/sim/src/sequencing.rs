@@ -8,14 +8,14 @@ use crate::world::{World, note};
 use tidelock_daemon::ceiling;
 use tidelock_daemon::link::port::EpochKeeper;
 use tidelock_daemon::sequencer::{Action, Extent, OpId, RECORD_OVERHEAD_BYTES};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Effect, Record, Role};
 
 impl World {
     /// The loop is about to do this.
     pub(crate) fn sees(&mut self, vm: usize, action: Action) -> Checked {
         match action {
             Action::Send(record) => {
-                let is_recorded = !record.copy && record.effect != Effect::Idle;
+                let is_recorded = record.role() == Role::Change;
                 self.vms[vm].run.as_mut().expect("runs").is_recorded = is_recorded;
                 self.admit(vm, record)
             }
@@ -71,9 +71,9 @@ impl World {
     fn admit(&mut self, vm: usize, record: Record) -> Checked {
         let state = &mut self.vms[vm];
         let extent = Extent {
-            disk: record.disk,
-            offset: record.offset,
-            len_bytes: record.len_bytes().into(),
+            disk: record.body.disk,
+            offset: record.body.offset,
+            len_bytes: record.body.len_bytes().into(),
         };
         let run = state.run.as_mut().expect("runs");
         state.oracle.admitted(&record)?;
@@ -86,10 +86,10 @@ impl World {
             )
         })?;
         let payload = record.payload().map(|p| (p.data().as_ptr(), p.data().len() as u64));
-        if record.effect == Effect::Idle {
+        if record.role() == Role::Idle {
             self.counts.idles += 1;
-        } else if record.copy {
-            let disk = state.disks[usize::from(record.disk.0)].live();
+        } else if record.role().is_of_copy() {
+            let disk = state.disks[usize::from(record.body.disk.0)].live();
             let live = &disk[extent.offset as usize..extent.end() as usize];
             state.oracle.copied(&record, live)?;
             for submitted in run.submitted.values_mut() {
@@ -111,9 +111,9 @@ impl World {
         let payload_bytes = payload.map_or(0, |(_, len_bytes)| len_bytes);
         let cost = (record.seq, payload_bytes + RECORD_OVERHEAD_BYTES);
         self.vms[vm].run.as_mut().expect("runs").unacked.push_back(cost);
-        let what = match record.effect {
+        let what = match record.body.effect {
             Effect::Idle => "idles",
-            _ if record.copy => "copies",
+            _ if record.role().is_of_copy() => "copies",
             _ => "writes",
         };
         let Record { seq, hlc, deps, .. } = record;

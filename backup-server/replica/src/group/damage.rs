@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::record::Effect;
+use tidelock_protocol::record::{Body, Effect};
 use tidelock_storage::Storage;
 use tidelock_storage::json::FileError;
 use tidelock_store::damage::{ImageDamage, Known, LostWith, Noticed, SegmentDamage};
@@ -140,9 +140,10 @@ impl DamageState {
             return;
         }
         let record = placed.record;
-        let (key, end) = (DiskKey::of(record), record.offset + u64::from(record.len_bytes()));
+        let (key, fields) = (DiskKey::of(record), record.body.fields());
+        let end = fields.offset + u64::from(fields.len_bytes);
         let over =
-            |of: &Affected| of.key == key && of.range.start < end && record.offset < of.range.end;
+            |of: &Affected| of.key == key && of.range.start < end && fields.offset < of.range.end;
         self.is_due = self.latest.iter().any(over);
     }
 
@@ -584,12 +585,12 @@ impl<S: Storage> Group<S> {
                     if self.journal.state().is_void(record) {
                         continue;
                     }
-                    let restored = match record.effect {
+                    let restored = match record.body.effect {
                         Effect::Write(_) => Restored::Data(payload.to_vec()),
                         Effect::Zero { len_bytes, .. } => Restored::Zero(u64::from(len_bytes)),
                         Effect::CopyDone | Effect::Idle => continue,
                     };
-                    content.push((DiskKey::of(record), record.offset, restored));
+                    content.push((DiskKey::of(record), record.body.offset, restored));
                 }
             }
             return Some(content);

@@ -11,7 +11,7 @@ use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, Form, Message, Mode, Progress, RefusalKind};
 use tidelock_protocol::part::Part;
 use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Record, Role};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::damage;
@@ -35,7 +35,7 @@ impl<S: Storage> Group<S> {
             Frame::Record(..) | Frame::Part(..) if !self.accepts() => Some(frame),
             Frame::Record(_, record) => {
                 let written_ms = record.hlc.physical_ms();
-                let waits = record.copy;
+                let waits = record.role().is_of_copy();
                 self.receive_record(now, i, link, record);
                 if !waits {
                     self.slots[i].clock_ahead_ms = written_ms as i64 - now.unix_ms as i64;
@@ -107,7 +107,7 @@ impl<S: Storage> Group<S> {
             return self.end_link(link, RefusalKind::Invalid, reason);
         }
         self.cut.record(state, &record);
-        if record.effect != Effect::Idle {
+        if record.role() != Role::Idle {
             self.frontier = self.frontier.max(record.hlc);
         }
         if let Err(error) = self.journal.stage_record(record) {

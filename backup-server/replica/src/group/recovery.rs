@@ -15,7 +15,7 @@ use tidelock_planted::Bug;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::extents::DiskKey;
@@ -469,11 +469,13 @@ impl<S: Storage> Group<S> {
             epoch: receiver.epoch(),
             hlc: self.clock.tick(now.unix_ms),
             deps: CountVector::new(),
-            disk: key.disk,
-            offset,
-            copy: false,
-            flushed: std::mem::take(flushed),
-            effect,
+            body: DiskChange {
+                disk: key.disk,
+                offset,
+                copy: false,
+                flushed: std::mem::take(flushed),
+                effect,
+            },
         };
         if receiver.admit(&record).is_err() {
             return false;

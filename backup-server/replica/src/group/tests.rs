@@ -21,7 +21,7 @@ use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CleanEnd, DiskSpec, Form, LastRun, LogAge, Mode, Role, Tagging, Writing,
 };
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
 use tidelock_storage::memory::{Faults, Memory};
@@ -158,16 +158,21 @@ fn write(seq: u64, offset: u64, byte: u8, len: usize) -> Record {
         epoch: Epoch(1),
         hlc: Hlc(seq),
         deps: CountVector::new(),
-        disk: DiskId(0),
-        offset,
-        copy: false,
-        flushed: false,
-        effect: Effect::Write(Payload::new(Bytes::from(vec![byte; len]))),
+        body: DiskChange {
+            disk: DiskId(0),
+            offset,
+            copy: false,
+            flushed: false,
+            effect: Effect::Write(Payload::new(Bytes::from(vec![byte; len]))),
+        },
     }
 }
 
 fn copy_done(seq: u64) -> Record {
-    Record { copy: true, effect: Effect::CopyDone, ..write(seq, 0, 0, 1) }
+    Record {
+        body: DiskChange { copy: true, effect: Effect::CopyDone, ..write(seq, 0, 0, 1).body },
+        ..write(seq, 0, 0, 1)
+    }
 }
 
 fn send(group: &mut Group<Memory>, link: Link, record: Record) -> bool {
@@ -249,7 +254,14 @@ fn gaps_other_epochs_and_foreign_extents_end_the_link() {
         ("gap", write(5, 0, 0, 1), RefusalKind::Invalid),
         ("epoch", Record { epoch: Epoch(9), ..write(4, 0, 0, 1) }, RefusalKind::Invalid),
         ("extent", write(4, SIZE, 0, 1), RefusalKind::Invalid),
-        ("disk", Record { disk: DiskId(3), ..write(4, 0, 0, 1) }, RefusalKind::Invalid),
+        (
+            "disk",
+            Record {
+                body: DiskChange { disk: DiskId(3), ..write(4, 0, 0, 1).body },
+                ..write(4, 0, 0, 1)
+            },
+            RefusalKind::Invalid,
+        ),
     ];
     for (name, record, kind) in cases {
         let disk = Memory::new();
@@ -359,7 +371,14 @@ fn zeroes_are_known_without_reading() {
     // The images of this test know no holes: what they have counts as data.
     assert_eq!(check(&mut group, 4096..SIZE), Ok(false));
     let zero = Effect::Zero { len_bytes: 4096, no_hole: false };
-    send(&mut group, LINK, Record { effect: zero, ..write(4, 4096, 0, 1) });
+    send(
+        &mut group,
+        LINK,
+        Record {
+            body: DiskChange { effect: zero, ..write(4, 4096, 0, 1).body },
+            ..write(4, 4096, 0, 1)
+        },
+    );
     assert_eq!(check(&mut group, 4096..SIZE), Ok(true), "staged");
     assert_eq!(check(&mut group, 4095..SIZE), Ok(false));
     send(&mut group, LINK, write(5, 6000, 4, 100));

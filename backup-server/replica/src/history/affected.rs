@@ -203,7 +203,8 @@ impl<F: StorageFile> History<F> {
             let named: HashSet<(WriterId, Epoch, Seq)> =
                 of.damage.extents.iter().map(|e| (e.writer, e.epoch, e.seq)).collect();
             self.walk_one(segment, |record, len_bytes, at| {
-                let (key, range) = (DiskKey::of(record), record.offset..record.offset + len_bytes);
+                let (key, range) =
+                    (DiskKey::of(record), record.body.offset..record.body.offset + len_bytes);
                 if named.contains(&(record.writer, record.epoch, record.seq)) {
                     from.get_or_insert(at);
                     remaining.entry(key).or_default().insert(range, Marked);
@@ -273,7 +274,7 @@ impl<F: StorageFile> History<F> {
     ) -> Result<Option<Hlc>, PastError> {
         let mut until = None;
         let walked = self.walk_one(segment, |record, len_bytes, at| {
-            let range = record.offset..record.offset + len_bytes;
+            let range = record.body.offset..record.body.offset + len_bytes;
             cover(remaining, DiskKey::of(record), range);
             if remaining.is_empty() {
                 until = Some(at);

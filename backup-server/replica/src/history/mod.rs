@@ -46,6 +46,7 @@ use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
+use tidelock_protocol::record::Role;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
 use tidelock_store::damage::{ImageDamage, Noticed};
@@ -316,7 +317,7 @@ impl<F: StorageFile> History<F> {
         let mut ends = Vec::new();
         self.walk(self.base.segment, |_, step| {
             if let walk::Step::Record { record, at, is_void: false, .. } = step
-                && record.effect == tidelock_protocol::record::Effect::CopyDone
+                && record.role() == Role::CopyDone
             {
                 ends.push(at);
             }
@@ -532,8 +533,8 @@ impl<F: StorageFile> History<F> {
                 }
                 told.insert(writer, seq);
                 let key = DiskKey::of(record);
-                let extent = (len_bytes > 0).then_some((key, record.offset, len_bytes));
-                let (arrived_ms, flushed) = (place.arrived_ms, record.flushed);
+                let extent = (len_bytes > 0).then_some((key, record.body.offset, len_bytes));
+                let (arrived_ms, flushed) = (place.arrived_ms, record.body.flushed);
                 let went = f(RecordAt { hlc: at, arrived_ms, writer, seq, extent, flushed });
                 ended |= went.is_break();
                 Ok(went)

@@ -17,7 +17,7 @@ use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::CopyState;
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Record, Role};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
 use tidelock_store::journal::{Note, Position, Standing, State, Waypoint};
@@ -230,7 +230,7 @@ impl<F: StorageFile> Replay<'_, F> {
             self.passed.insert(writer);
             return Ok(());
         }
-        if let (Effect::CopyDone, Some(before)) = (&record.effect, self.state.writer(writer)) {
+        if let (Role::CopyDone, Some(before)) = (record.role(), self.state.writer(writer)) {
             if matches!(before.copy, CopyState::Empty | CopyState::Partial | CopyState::Seeded) {
                 self.whole_at.insert(writer, record.seq);
             }

@@ -90,7 +90,7 @@ pub(super) fn walk<F: StorageFile>(
                 Entry::Record { head, .. } => {
                     let record = head.peek();
                     let (at, is_void) = (effective(before, record), last.is_void(record));
-                    let len_bytes = u64::from(head.extent_len_bytes());
+                    let len_bytes = u64::from(head.changed_bytes());
                     if f(&place, Step::Record { record, len_bytes, at, is_void })?.is_break() {
                         return Ok(());
                     }

@@ -7,13 +7,13 @@ use super::Segment;
 use super::note::Note;
 use bytes::BytesMut;
 use std::io::IoSlice;
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Body, RawBody, Record};
 
 /// Where a record stands in the journal.
 #[derive(Debug)]
 pub struct Placed<'a, F> {
     /// The record, with its payload.
-    pub record: &'a Record,
+    pub record: &'a Record<RawBody>,
     /// Its effect.
     pub effect: PlacedEffect,
     /// The segment.
@@ -34,6 +34,17 @@ pub enum PlacedEffect {
     None,
 }
 
+impl PlacedEffect {
+    /// Of a record that changes so many bytes, and whose data, if it has any, is here.
+    pub(super) fn of(record: &Record<RawBody>, changed_bytes: u32, at: u64) -> Self {
+        match record.payload() {
+            Some(_) => Self::Write { at },
+            None if changed_bytes > 0 => Self::Zero,
+            None => Self::None,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     heads: BytesMut,
@@ -46,7 +57,7 @@ struct Item {
     /// Where its part of `heads` ends.
     heads_end: usize,
     /// `None`: a note.
-    record: Option<Record>,
+    record: Option<Record<RawBody>>,
 }
 
 impl Item {
@@ -57,7 +68,7 @@ impl Item {
 }
 
 impl Batch {
-    pub(super) fn push_record(&mut self, record: Record) {
+    pub(super) fn push_record(&mut self, record: Record<RawBody>) {
         record.encode_head(&mut self.heads);
         self.push(Some(record));
     }
@@ -67,7 +78,7 @@ impl Batch {
         self.push(None);
     }
 
-    fn push(&mut self, record: Option<Record>) {
+    fn push(&mut self, record: Option<Record<RawBody>>) {
         let before = self.items.last().map_or(0, |i| i.heads_end);
         let item = Item { heads_end: self.heads.len(), record };
         self.body_len += self.heads.len() - before + item.payload().len();
@@ -123,11 +134,7 @@ impl Batch {
             at += (item.heads_end - start) as u64;
             start = item.heads_end;
             if let Some(record) = &item.record {
-                let effect = match record.effect {
-                    Effect::Write(_) => PlacedEffect::Write { at },
-                    Effect::Zero { .. } => PlacedEffect::Zero,
-                    Effect::CopyDone | Effect::Idle => PlacedEffect::None,
-                };
+                let effect = PlacedEffect::of(record, record.body.fields().len_bytes, at);
                 f(Placed { record, effect, segment });
             }
             at += item.payload().len() as u64;

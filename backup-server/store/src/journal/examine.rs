@@ -11,7 +11,7 @@ use super::scan::is_whole;
 use super::{Entry, IndexEntry, JournalError, Position, Reader, Segment};
 use crate::damage::{DamagedExtent, Known, SegmentDamage};
 use std::sync::Arc;
-use tidelock_protocol::record::crc32c;
+use tidelock_protocol::record::{Body, RawBody, crc32c};
 use tidelock_storage::StorageFile;
 
 /// What is known of a segment's records without its headers.
@@ -82,7 +82,7 @@ pub(super) fn examine<F: StorageFile>(
             error => (0, error.to_string()),
         });
     }
-    let mut reader = Reader::new(vec![segment.clone()], from, to);
+    let mut reader = Reader::<_, RawBody>::new(vec![segment.clone()], from, to);
     while let Some(batch) = reader.next() {
         let batch = match batch {
             Ok(batch) => batch,
@@ -101,12 +101,13 @@ pub(super) fn examine<F: StorageFile>(
                 Ok(Entry::Record { head, payload, payload_at }) if !is_whole(&head, &payload) => {
                     let at = batch.body_at + payload_at as u64;
                     let record = head.peek();
+                    let fields = record.body.fields();
                     first.get_or_insert_with(|| (at, format!("the data of record {}", record.seq)));
                     extents.push(DamagedExtent {
                         writer: record.writer,
-                        disk: record.disk,
-                        offset: record.offset,
-                        len_bytes: head.extent_len_bytes(),
+                        disk: tidelock_protocol::ids::DiskId(fields.object),
+                        offset: fields.offset,
+                        len_bytes: fields.len_bytes,
                         epoch: record.epoch,
                         seq: record.seq,
                         at,

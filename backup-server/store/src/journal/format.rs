@@ -35,9 +35,10 @@
 
 use super::note::{NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError};
 use bytes::Bytes;
+use std::marker::PhantomData;
 use thiserror::Error;
 use tidelock_protocol::limits;
-use tidelock_protocol::record::{self, Head, RecordError, crc32c};
+use tidelock_protocol::record::{self, Body, DiskChange, Head, RecordError, crc32c};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -310,11 +311,11 @@ fn check(what: &'static str, found: U32, bytes: &[u8]) -> Result<(), Damage> {
 
 /// One entry of a batch.
 #[derive(Clone, Debug)]
-pub enum Entry {
+pub enum Entry<B = DiskChange> {
     /// A record: its header, and its payload unverified (the batch's checksum covers it).
     Record {
         /// The header.
-        head: Head,
+        head: Head<B>,
         /// The payload.
         payload: Bytes,
         /// Where the payload begins in the body of the batch.
@@ -326,21 +327,22 @@ pub enum Entry {
 
 /// The entries of a batch's body, which was verified.
 #[derive(Debug)]
-pub struct Entries {
+pub struct Entries<B = DiskChange> {
     body: Bytes,
     at: usize,
     left: u32,
+    of: PhantomData<B>,
 }
 
-impl Entries {
+impl<B: Body> Entries<B> {
     /// All entries of the body.
     #[must_use]
     pub fn new(header: &BatchHeader, body: Bytes) -> Self {
         assert_eq!(body.len(), header.body_len as usize);
-        Self { body, at: 0, left: header.entries }
+        Self { body, at: 0, left: header.entries, of: PhantomData }
     }
 
-    fn take(&mut self) -> Result<Option<Entry>, Damage> {
+    fn take(&mut self) -> Result<Option<Entry<B>>, Damage> {
         let rest = &self.body[self.at..];
         if self.left == 0 {
             return if rest.is_empty() { Ok(None) } else { Err(Damage::Chain("bytes left over")) };
@@ -363,8 +365,8 @@ impl Entries {
     }
 }
 
-impl Iterator for Entries {
-    type Item = Result<Entry, Damage>;
+impl<B: Body> Iterator for Entries<B> {
+    type Item = Result<Entry<B>, Damage>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let entry = self.take().transpose();

@@ -89,7 +89,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::record::Record;
+use tidelock_protocol::record::{Body, DiskChange, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::{Storage, StorageFile};
 
@@ -105,7 +105,11 @@ pub fn open_segment_file<S: Storage>(
 }
 
 /// Reads the batches of a segment that is not part of a journal any more.
-pub fn reader_of<F: StorageFile>(segment: Segment<F>, from: Position, to: Position) -> Reader<F> {
+pub fn reader_of<F: StorageFile>(
+    segment: Segment<F>,
+    from: Position,
+    to: Position,
+) -> Reader<F, DiskChange> {
     Reader::new(vec![segment], from, to)
 }
 
@@ -321,11 +325,11 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Stages a record. After an error nothing was staged.
-    pub fn stage_record(&mut self, record: Record) -> Result<(), StateError> {
+    pub fn stage_record(&mut self, record: Record<impl Body>) -> Result<(), StateError> {
         assert!(self.batch.body_len() < BATCH_TARGET_BYTES, "write what is staged first");
         self.prepare();
         self.state.apply_record(&record)?;
-        self.batch.push_record(record);
+        self.batch.push_record(record.into_raw());
         Ok(())
     }
 
@@ -397,7 +401,7 @@ impl<S: Storage> Journal<S> {
         segment.len_bytes += (BATCH_HEADER_BYTES + self.batch.body_len()) as u64;
         let builder = &mut self.builder;
         self.batch.place(segment, at + BATCH_HEADER_BYTES as u64, |of| {
-            builder.record(of.record, of.record.len_bytes(), of.effect);
+            builder.record(of.record, of.record.body.fields().len_bytes, of.effect);
             placed(of);
         });
         (self.number, self.chain) = (header.number, link);
@@ -605,7 +609,7 @@ impl<S: Storage> Journal<S> {
 
     /// Reads the batches between two positions.
     #[must_use]
-    pub fn reader(&self, from: Position, to: Position) -> Reader<S::File> {
+    pub fn reader<B: Body>(&self, from: Position, to: Position) -> Reader<S::File, B> {
         Reader::new(self.segments.clone(), from, to)
     }
 

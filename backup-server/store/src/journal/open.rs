@@ -29,14 +29,14 @@ use super::{
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{RawBody, Record};
 use tidelock_storage::{Storage, StorageFile};
 
 /// An entry that opening a journal shows.
 #[derive(Clone, Copy, Debug)]
 pub enum Shown<'a> {
     /// A record.
-    Record(&'a Record),
+    Record(&'a Record<RawBody>),
     /// A note.
     Note(&'a Note),
 }
@@ -415,7 +415,7 @@ fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, J
     };
     let at = SEGMENT_HEADER_BYTES as u64;
     match Scan::new(segment.file.clone(), segment.id, at, segment.len_bytes).next() {
-        Ok(Some(first)) => match Entries::new(&first.header, first.body).next() {
+        Ok(Some(first)) => match Entries::<RawBody>::new(&first.header, first.body).next() {
             Some(Ok(Entry::Note(Note::Checkpoint(state)))) => Ok(Ok((header, *state))),
             // It is durable, so no crash has made it.
             Some(Err(damage)) => Err(corrupt(segment, at, damage)),
@@ -610,18 +610,15 @@ impl Replay {
                     }
                 }
                 (Entry::Record { head, payload, payload_at }, Some(state)) => {
-                    let len_bytes = head.extent_len_bytes();
+                    let len_bytes = head.changed_bytes();
                     let record = match batch.is_damaged {
                         true => head.peek().clone(),
                         false => head.finish(payload)?,
                     };
                     visit(state, Shown::Record(&record));
                     state.apply_record(&record)?;
-                    let effect = match record.effect {
-                        Effect::Write(_) => PlacedEffect::Write { at: body_at + payload_at as u64 },
-                        Effect::Zero { .. } => PlacedEffect::Zero,
-                        Effect::CopyDone | Effect::Idle => PlacedEffect::None,
-                    };
+                    let at = body_at + payload_at as u64;
+                    let effect = PlacedEffect::of(&record, len_bytes, at);
                     self.builder.record(&record, len_bytes, effect);
                 }
                 (_, None) => return Err(Damage::Chain("no checkpoint")),

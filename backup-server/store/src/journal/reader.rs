@@ -3,11 +3,13 @@
 use super::format::{Damage, Entries, SEGMENT_HEADER_BYTES};
 use super::scan::{Scan, ScanError};
 use super::{JournalError, Position, Segment};
+use std::marker::PhantomData;
+use tidelock_protocol::record::{Body, DiskChange};
 use tidelock_storage::StorageFile;
 
 /// One batch as it is read.
 #[derive(Debug)]
-pub struct JournalBatch<F> {
+pub struct JournalBatch<F, B = DiskChange> {
     /// Where it begins.
     pub start: Position,
     /// Where the next one begins.
@@ -19,7 +21,7 @@ pub struct JournalBatch<F> {
     /// Its segment.
     pub segment: Segment<F>,
     /// Its entries.
-    pub entries: Entries,
+    pub entries: Entries<B>,
     /// Payloads of some of its records are not what was written; all else is.
     pub is_damaged: bool,
 }
@@ -27,19 +29,20 @@ pub struct JournalBatch<F> {
 /// Reads from one position to another what was durable. It keeps the files open, so segments may be
 /// removed meanwhile.
 #[derive(Debug)]
-pub struct Reader<F> {
+pub struct Reader<F, B = DiskChange> {
     segments: Vec<Segment<F>>,
     at: Position,
     to: Position,
     failed: bool,
+    of: PhantomData<B>,
 }
 
-impl<F: StorageFile> Reader<F> {
+impl<F: StorageFile, B: Body> Reader<F, B> {
     pub(crate) fn new(mut segments: Vec<Segment<F>>, from: Position, to: Position) -> Self {
         segments.retain(|s| s.index >= from.segment && s.index <= to.segment);
         // Only one is needed at a time, the next one on top.
         segments.reverse();
-        let mut reader = Self { segments, at: from, to, failed: false };
+        let mut reader = Self { segments, at: from, to, failed: false, of: PhantomData };
         reader.step_over_ends();
         reader
     }
@@ -68,7 +71,7 @@ impl<F: StorageFile> Reader<F> {
         }
     }
 
-    fn read(&mut self) -> Result<Option<JournalBatch<F>>, JournalError> {
+    fn read(&mut self) -> Result<Option<JournalBatch<F, B>>, JournalError> {
         if self.at >= self.to {
             return Ok(None);
         }
@@ -110,8 +113,8 @@ pub(super) fn corrupt<F: StorageFile>(
     JournalError::Corrupt { file: segment.file_name(), offset, damage }
 }
 
-impl<F: StorageFile> Iterator for Reader<F> {
-    type Item = Result<JournalBatch<F>, JournalError>;
+impl<F: StorageFile, B: Body> Iterator for Reader<F, B> {
+    type Item = Result<JournalBatch<F, B>, JournalError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {

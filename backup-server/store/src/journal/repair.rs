@@ -20,6 +20,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
 use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::record::RawBody;
 use tidelock_storage::{Storage, StorageFile};
 
 /// What is copied at once.
@@ -199,7 +200,7 @@ impl ReadableTail {
         }
     }
 
-    fn entry(&mut self, entry: &Entry) {
+    fn entry(&mut self, entry: &Entry<RawBody>) {
         match entry {
             Entry::Record { head, .. } => {
                 let record = head.peek();

@@ -3,7 +3,7 @@
 use super::format::{BATCH_HEADER_BYTES, BatchHeader, Damage, Entries, Entry};
 use bytes::{Bytes, BytesMut};
 use std::io;
-use tidelock_protocol::record::{Head, crc32c};
+use tidelock_protocol::record::{Body, Head, RawBody, crc32c};
 use tidelock_storage::StorageFile;
 
 /// One verified batch.
@@ -101,7 +101,9 @@ fn only_payloads_differ(header: &BatchHeader, body: &Bytes) -> bool {
     let mut differ = false;
     for entry in Entries::new(header, body.clone()) {
         match entry {
-            Ok(Entry::Record { head, payload, .. }) => differ |= !is_whole(&head, &payload),
+            Ok(Entry::<RawBody>::Record { head, payload, .. }) => {
+                differ |= !is_whole(&head, &payload)
+            }
             Ok(Entry::Note(_)) => {}
             Err(_) => return false,
         }
@@ -110,7 +112,7 @@ fn only_payloads_differ(header: &BatchHeader, body: &Bytes) -> bool {
 }
 
 /// Whether a payload is what its record's header says.
-pub(crate) fn is_whole(head: &Head, payload: &[u8]) -> bool {
+pub(crate) fn is_whole(head: &Head<impl Body>, payload: &[u8]) -> bool {
     head.peek().payload().is_none_or(|of| of.crc() == crc32c(payload))
 }
 

@@ -14,7 +14,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::{CopyState, Form, LogAge};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Body, Record, Role};
 use tidelock_protocol::vector::CountVector;
 
 /// Most epoch starts that are kept: one for each recovery of the group.
@@ -201,7 +201,7 @@ impl State {
     /// Whether a record was cut off by a later recovery, or is of a resync that its writer's removal
     /// has ended. It stays in the journal and counts for nothing.
     #[must_use]
-    pub fn is_void(&self, record: &Record) -> bool {
+    pub fn is_void(&self, record: &Record<impl Body>) -> bool {
         record.seq > self.last_that_counts(record.writer, record.epoch)
     }
 
@@ -224,7 +224,7 @@ impl State {
     }
 
     /// The next entry is this record.
-    pub fn apply_record(&mut self, record: &Record) -> Result<(), StateError> {
+    pub fn apply_record(&mut self, record: &Record<impl Body>) -> Result<(), StateError> {
         if record.epoch != self.epoch && !tidelock_planted::is(Bug::OldEpochAccepted) {
             return Err(StateError::Epoch { epoch: self.epoch, found: record.epoch });
         }
@@ -238,7 +238,7 @@ impl State {
         }
         state.seq = record.seq;
         state.hlc = record.hlc;
-        if record.effect == Effect::CopyDone {
+        if record.role() == Role::CopyDone {
             state.copy = CopyState::Whole;
             if state.standing == Standing::Joining {
                 state.standing = Standing::Member;
@@ -382,6 +382,7 @@ impl tidelock_cut::Writers for State {
 pub(crate) mod tests {
     use super::*;
     use tidelock_protocol::ids::DiskId;
+    use tidelock_protocol::record::{DiskChange, Effect};
 
     pub(crate) fn record(seq: u64, epoch: u64, effect: Effect) -> Record {
         Record {
@@ -390,11 +391,13 @@ pub(crate) mod tests {
             epoch: Epoch(epoch),
             hlc: Hlc(seq),
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: effect == Effect::CopyDone,
-            flushed: false,
-            effect,
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: 0,
+                copy: effect == Effect::CopyDone,
+                flushed: false,
+                effect,
+            },
         }
     }
 

@@ -11,7 +11,7 @@ use crate::damage::SegmentDamage;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::record::Effect;
+use tidelock_protocol::record::{DiskChange, RawBody};
 use tidelock_storage::StorageFile;
 
 /// Segments with what there is to find something in them.
@@ -118,7 +118,7 @@ impl<F: StorageFile> Tail<F> {
 
     /// Reads the batches between two positions.
     #[must_use]
-    pub fn reader(&self, from: Position, to: Position) -> Reader<F> {
+    pub fn reader(&self, from: Position, to: Position) -> Reader<F, DiskChange> {
         Reader::new(self.segments.clone(), from, to)
     }
 }
@@ -128,7 +128,7 @@ fn read<F: StorageFile>(segment: &Segment<F>) -> Result<Vec<IndexEntry>, Journal
     let from = Position { segment: segment.index, offset: 0 };
     let to = Position { segment: segment.index, offset: segment.len_bytes };
     let mut builder = Builder::default();
-    for batch in Reader::new(vec![segment.clone()], from, to) {
+    for batch in Reader::<_, RawBody>::new(vec![segment.clone()], from, to) {
         let batch = batch?;
         for entry in batch.entries {
             let damaged = |damage| corrupt(segment, batch.start.offset, damage);
@@ -136,12 +136,8 @@ fn read<F: StorageFile>(segment: &Segment<F>) -> Result<Vec<IndexEntry>, Journal
                 continue;
             };
             let record = head.peek();
-            let effect = match record.effect {
-                Effect::Write(_) => PlacedEffect::Write { at: batch.body_at + payload_at as u64 },
-                Effect::Zero { .. } => PlacedEffect::Zero,
-                Effect::CopyDone | Effect::Idle => PlacedEffect::None,
-            };
-            builder.record(record, head.extent_len_bytes(), effect);
+            let (len_bytes, at) = (head.changed_bytes(), batch.body_at + payload_at as u64);
+            builder.record(record, len_bytes, PlacedEffect::of(record, len_bytes, at));
         }
     }
     Ok(builder.entries().to_vec())

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
-use tidelock_protocol::record::{Effect, Payload};
+use tidelock_protocol::record::{DiskChange, Effect, Payload};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::{Faults, Memory};
 
@@ -36,7 +36,7 @@ pub(super) fn open_at(disk: &Memory, floor: Position) -> Result<Opened<Memory>, 
 /// Everything in the journal, in order.
 fn contents(journal: &Journal<Memory>) -> Vec<Record> {
     let mut records = Vec::new();
-    for batch in journal.reader(journal.start(), journal.end()) {
+    for batch in journal.reader::<DiskChange>(journal.start(), journal.end()) {
         for entry in batch.unwrap().entries {
             if let Entry::Record { head, payload, .. } = entry.unwrap() {
                 records.push(head.finish(payload).unwrap());
@@ -212,8 +212,11 @@ fn any_damage_but_to_the_very_last_batch_is_known_and_of_data_all_else_is_there(
     let (disk, _) = filled();
     let journal = open(&disk.killed()).unwrap().journal;
     let (mut of_data, mut of_headers) = (0, 0);
-    let last_batch =
-        journal.reader(journal.start(), journal.end()).map(|b| b.unwrap().start).last().unwrap();
+    let last_batch = journal
+        .reader::<DiskChange>(journal.start(), journal.end())
+        .map(|b| b.unwrap().start)
+        .last()
+        .unwrap();
     for segment in journal.segments() {
         let name = SegmentHeader::file_name(segment.index, segment.id);
         for at in (0..segment.len_bytes).step_by(7) {
@@ -338,7 +341,8 @@ fn old_segments_go_and_the_rest_opens_without_them() {
     journal.stage_record(write_record(acked + 1, 10)).unwrap();
     journal.write(|_| {}).unwrap();
     journal.sync().unwrap();
-    let read: Vec<_> = journal.reader(floor, journal.end()).map(|b| b.unwrap().start).collect();
+    let read: Vec<_> =
+        journal.reader::<DiskChange>(floor, journal.end()).map(|b| b.unwrap().start).collect();
     assert_eq!(read.len(), 2, "a checkpoint and a record");
     // Removal is not ordered: whichever of the names survive, the floor says what is needed.
     let whole = filled().0;
@@ -395,7 +399,7 @@ fn files_behave_like_the_memory() {
     drop(journal);
     let opened = Journal::open(files, "journal", Position::default(), OPTIONS).unwrap();
     assert_eq!(opened.journal.state().writers[0].seq, Seq(20));
-    let batches = opened.journal.reader(opened.journal.start(), opened.journal.end());
+    let batches = opened.journal.reader::<DiskChange>(opened.journal.start(), opened.journal.end());
     assert!(batches.map(|b| b.unwrap().start).max() > Some(opened.journal.start()));
 }
 

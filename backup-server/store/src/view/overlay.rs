@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use tidelock_protocol::ids::WriterId;
-use tidelock_protocol::record::Payload;
+use tidelock_protocol::record::{Body, Payload};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
 
@@ -117,7 +117,8 @@ impl<F: StorageFile> Overlay<F> {
     pub fn placed(&mut self, placed: &Placed<'_, F>) {
         let record = placed.record;
         let segment = placed.segment.index;
-        let len_bytes = record.len_bytes();
+        let fields = record.body.fields();
+        let len_bytes = fields.len_bytes;
         let source = match placed.effect {
             PlacedEffect::Write { at } => {
                 let crc = record.payload().map_or(0, Payload::crc);
@@ -126,7 +127,7 @@ impl<F: StorageFile> Overlay<F> {
             PlacedEffect::Zero => Source::Zero { segment },
             PlacedEffect::None => return,
         };
-        let range = record.offset..record.offset + u64::from(len_bytes);
+        let range = fields.offset..fields.offset + u64::from(len_bytes);
         self.segments.entry(segment).or_insert_with(|| placed.segment.clone());
         let extents = self.recent.disks.entry(DiskKey::of(record)).or_default();
         extents.insert(range, source);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
 use tidelock_storage::{Storage, StorageFile};
@@ -36,8 +36,8 @@ struct Kept {
 
 fn apply(disks: &mut Bytes, record: &Record) {
     let Some(disk) = disks.get_mut(&DiskKey::of(record)) else { return };
-    let part = &mut disk[record.offset as usize..][..record.len_bytes() as usize];
-    match &record.effect {
+    let part = &mut disk[record.body.offset as usize..][..record.body.len_bytes() as usize];
+    match &record.body.effect {
         Effect::Write(payload) => part.copy_from_slice(payload.data()),
         _ => part.fill(0),
     }
@@ -113,11 +113,13 @@ impl World {
             epoch: self.journal.state().epoch,
             hlc: Hlc(of.seq.0 + 1),
             deps: CountVector::new(),
-            disk: DiskId(disk),
-            offset,
-            copy: effect == Effect::CopyDone,
-            flushed: false,
-            effect,
+            body: DiskChange {
+                disk: DiskId(disk),
+                offset,
+                copy: effect == Effect::CopyDone,
+                flushed: false,
+                effect,
+            },
         };
         self.journal.stage_record(record.clone()).unwrap();
         let mut live = self.live.write().unwrap();
@@ -562,13 +564,13 @@ fn damaged_data_is_never_handed_out_and_its_segment_is_named() {
     let overlay = Arc::new(RwLock::new(overlay));
     let view = View::new(key, SIZE as u64, world.images[&key].clone(), overlay);
     let mut part = [0; 8];
-    view.read(record.offset + 512, &mut part).unwrap();
+    view.read(record.body.offset + 512, &mut part).unwrap();
     assert_eq!(part, record.payload().unwrap().data()[512..520]);
     // Somewhere else in the same record.
     world.disk.flip(&format!("journal/{name}"), segment.len_bytes.min(1100));
-    let error = view.read(record.offset + 512, &mut part).unwrap_err().to_string();
+    let error = view.read(record.body.offset + 512, &mut part).unwrap_err().to_string();
     assert!(error.contains(&name) && error.contains("damaged at byte"), "{error}");
-    let beside = (record.offset + 1024) % SIZE as u64;
+    let beside = (record.body.offset + 1024) % SIZE as u64;
     if beside >= 8 {
         view.read(beside, &mut part[..((SIZE as u64 - beside).min(8)) as usize]).unwrap();
     }

@@ -4,6 +4,7 @@
 use super::diff::Value;
 use bytes::{Buf, Bytes};
 use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
+use tidelock_protocol::record::{Body, BodyFields, Misplaced, Payload, Role};
 
 /// The longest key.
 pub const KEY_MAX_BYTES: usize = 64 << 10;
@@ -20,7 +21,48 @@ pub(super) struct Change {
     pub(super) new: Value,
 }
 
-/// Its bytes. The error: how many the key and all have, which is too much.
+/// The body of a record of a log: the bytes of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Item(pub(super) Payload);
+
+impl Body for Item {
+    type Objects = ();
+
+    fn fits(&self, (): &()) -> Result<(), Misplaced> {
+        Ok(())
+    }
+
+    fn role(&self) -> Role {
+        Role::Change
+    }
+
+    fn fields(&self) -> BodyFields {
+        BodyFields::default()
+    }
+
+    fn payload(&self) -> Option<&Payload> {
+        Some(&self.0)
+    }
+
+    fn from_parts(
+        role: Role,
+        fields: &BodyFields,
+        payload: Option<(u32, Payload)>,
+    ) -> Result<Self, &'static str> {
+        match (role, payload) {
+            (Role::Change, Some((_, payload))) if *fields == BodyFields::default() => {
+                Ok(Self(payload))
+            }
+            _ => Err("not a change of an item"),
+        }
+    }
+
+    fn payload_mut(&mut self) -> Option<&mut Payload> {
+        Some(&mut self.0)
+    }
+}
+
+/// The bytes of a change. The error: how many the key and all have, which is too much.
 pub(super) fn encode(
     key: &[u8],
     old: Option<&[u8]>,

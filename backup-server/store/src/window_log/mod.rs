@@ -59,6 +59,8 @@ mod tests;
 
 pub use clock::{Clock, MESSAGE_OVERHEAD_BYTES, UnwrapError};
 pub use diff::{Diff, Value};
+use entry::Item;
+
 pub use entry::{ITEM_MAX_BYTES, KEY_MAX_BYTES};
 
 use crate::journal::{
@@ -68,8 +70,8 @@ use crate::journal::{
 use std::io;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::record::{Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 
@@ -235,11 +237,7 @@ impl<S: Storage> WindowLog<S> {
             epoch: state.epoch,
             hlc: at,
             deps: CountVector::new(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: false,
-            flushed: false,
-            effect: Effect::Write(Payload::new(payload)),
+            body: Item(Payload::new(payload)),
         };
         self.journal.stage_record(record).map_err(|error: StateError| {
             unreachable!("it continues the state that it was made from: {error}")
@@ -267,7 +265,7 @@ impl<S: Storage> WindowLog<S> {
         }
         self.journal.write(|_| {})?;
         let mut span = diff::Span::default();
-        for batch in self.journal.reader(self.first_after(low), self.journal.end()) {
+        for batch in self.journal.reader::<Item>(self.first_after(low), self.journal.end()) {
             let batch = batch?;
             for found in batch.entries {
                 let found = found.map_err(|damage| {
@@ -309,7 +307,7 @@ impl<S: Storage> WindowLog<S> {
         if keep > 0 {
             self.journal.remove_before(Position { segment: keep, offset: 0 })?;
         }
-        // Extents have no meaning here: what the journal keeps of them goes to its files and out of memory.
+        // What the journal keeps of places of items goes to its files and out of memory.
         while let Some(job) = self.journal.index_job(keep, |_| None) {
             let made = job.run()?;
             self.journal.made(made);

@@ -6,7 +6,7 @@ use super::standing::{Contact, Conversation, Recording, Switching};
 use bytes::BytesMut;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message, Writing};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Record, Role};
 
 impl<T> Member<T> {
     /// From the owner loop.
@@ -14,7 +14,7 @@ impl<T> Member<T> {
         match message {
             ToLink::Records { records, admitted_at } => {
                 let sender = self.sender.as_mut().expect("admitted after the start");
-                let is_guests = |r: &&Record| !r.copy && r.effect != Effect::Idle;
+                let is_guests = |r: &&Record| r.role() == Role::Change;
                 if let Some(last) = records.iter().rev().find(is_guests) {
                     self.admitted.push_back((last.seq, admitted_at));
                 }

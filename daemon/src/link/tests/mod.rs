@@ -23,7 +23,7 @@ use tidelock_protocol::message::{
     Attach, Attached, Basis, Bookmark, BookmarkPoint, CopyState, Form, LastRun, LogAge, Message,
     Mode, Policy, Progress, RefusalKind, Role, StreamState, Tagging, UNASKED, Writing,
 };
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -227,11 +227,13 @@ fn record(seq: u64) -> Record {
         epoch: Epoch(1),
         hlc: Hlc(seq),
         deps: CountVector::new(),
-        disk: DiskId(0),
-        offset: 0,
-        copy: false,
-        flushed: false,
-        effect: Effect::Write(Payload::new(vec![1; 512].into())),
+        body: DiskChange {
+            disk: DiskId(0),
+            offset: 0,
+            copy: false,
+            flushed: false,
+            effect: Effect::Write(Payload::new(vec![1; 512].into())),
+        },
     }
 }
 

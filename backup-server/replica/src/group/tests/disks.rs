@@ -19,7 +19,10 @@ fn with_data(incarnation: u64, epoch: u64, last_run: LastRun, data: u64, more: &
 }
 
 fn on_data(seq: u64, byte: u8) -> Record {
-    Record { disk: DATA, ..write(seq, 0, byte, 100) }
+    Record {
+        body: DiskChange { disk: DATA, ..write(seq, 0, byte, 100).body },
+        ..write(seq, 0, byte, 100)
+    }
 }
 
 /// Two disks, of which both are whole with seq 4: 3 in `root` and 4 in `data`.
@@ -188,7 +191,14 @@ fn a_disk_that_has_grown_is_brought_across_and_never_shrinks() {
             content[..SIZE as usize] == before && content[SIZE as usize..].iter().all(|b| *b == 0)
         );
     }
-    send(&mut group, OTHER, Record { copy: true, ..write(4, SIZE + 100, 9, 500) });
+    send(
+        &mut group,
+        OTHER,
+        Record {
+            body: DiskChange { copy: true, ..write(4, SIZE + 100, 9, 500).body },
+            ..write(4, SIZE + 100, 9, 500)
+        },
+    );
     send(&mut group, OTHER, copy_done(5));
     group.flush();
     assert_eq!(acked(&group.take_outputs()), Some((5, 5)));

@@ -61,7 +61,10 @@ impl Life {
                 Step::Zero { offset, len } => {
                     content[*offset as usize..(offset + len) as usize].fill(0);
                     let effect = Effect::Zero { len_bytes: *len as u32, no_hole: false };
-                    Record { effect, ..write(seq, *offset, 0, 1) }
+                    Record {
+                        body: DiskChange { effect, ..write(seq, *offset, 0, 1).body },
+                        ..write(seq, *offset, 0, 1)
+                    }
                 }
                 Step::CopyDone => copy_done(seq),
                 Step::Flush => {

@@ -110,7 +110,10 @@ fn sounded_at(group: &mut Group<Memory>, writer: u16, id: u64, hlc: u64) {
 }
 
 fn idle(writer: u16, seq: u64, hlc: u64) -> Record {
-    Record { effect: Effect::Idle, ..record(writer, seq, hlc, &[]) }
+    Record {
+        body: DiskChange { effect: Effect::Idle, ..record(writer, seq, hlc, &[]).body },
+        ..record(writer, seq, hlc, &[])
+    }
 }
 
 #[test]

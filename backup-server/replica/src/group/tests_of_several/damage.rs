@@ -128,7 +128,10 @@ fn writes_all_slots(group: &mut Group<Memory>, records: u64) {
     for m in records..records + 16 {
         let (writer, seq) = ((m % 2) as u16, m / 2 + 2);
         let data = Effect::Write(Payload::new(vec![1; SIZE as usize].into()));
-        let whole = Record { effect: data, ..record(writer, seq, hlc(m), &[]) };
+        let whole = Record {
+            body: DiskChange { effect: data, ..record(writer, seq, hlc(m), &[]).body },
+            ..record(writer, seq, hlc(m), &[])
+        };
         send(group, whole);
         group.flush();
     }
@@ -498,7 +501,13 @@ fn a_read_that_comes_upon_damage_has_the_segment_looked_at_and_a_recovery_must_b
             LastRun::Continues { from: Seq(seq) },
         ),
     );
-    send(&mut healed, Record { offset, ..record(writer, seq, hlc(90), &[]) });
+    send(
+        &mut healed,
+        Record {
+            body: DiskChange { offset, ..record(writer, seq, hlc(90), &[]).body },
+            ..record(writer, seq, hlc(90), &[])
+        },
+    );
     healed.flush();
     let mut seconds = 0;
     scrub_all(&mut healed, &mut seconds);

@@ -78,7 +78,7 @@ impl Life {
         let payload = record(writer, seq, hlc.0, deps);
         let record = match effect {
             Effect::Write(_) => payload,
-            effect => Record { effect, copy, ..payload },
+            effect => Record { body: DiskChange { effect, copy, ..payload.body }, ..payload },
         };
         let known = known.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect();
         self.streams[i].push((record, known));

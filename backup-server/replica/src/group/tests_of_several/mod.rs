@@ -22,7 +22,7 @@ use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, DiskSpec, Form, LastRun, Mode, Progress, Role, Tagging, UNASKED, Writing,
 };
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_storage::StorageFile;
 use tidelock_storage::memory::{Faults, Memory};
 
@@ -129,16 +129,25 @@ fn record(writer: u16, seq: u64, hlc: u64, deps: &[(u16, u64)]) -> Record {
         epoch: Epoch(1),
         hlc: Hlc(hlc),
         deps: deps.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect(),
-        disk: DiskId(0),
-        offset: 0,
-        copy: false,
-        flushed: false,
-        effect: Effect::Write(Payload::new(vec![seq as u8; 64].into())),
+        body: DiskChange {
+            disk: DiskId(0),
+            offset: 0,
+            copy: false,
+            flushed: false,
+            effect: Effect::Write(Payload::new(vec![seq as u8; 64].into())),
+        },
     }
 }
 
 fn done(writer: u16, seq: u64, hlc: u64, deps: &[(u16, u64)]) -> Record {
-    Record { copy: true, effect: Effect::CopyDone, ..record(writer, seq, hlc, deps) }
+    Record {
+        body: DiskChange {
+            copy: true,
+            effect: Effect::CopyDone,
+            ..record(writer, seq, hlc, deps).body
+        },
+        ..record(writer, seq, hlc, deps)
+    }
 }
 
 /// It arrives when it was written, by its HLC.
@@ -263,7 +272,13 @@ fn the_watermark_is_the_least_of_all_writers_and_survives_a_restart() {
     assert_eq!((said.watermark, said.frontier), (Hlc(10 + 1), Hlc(500)), "b holds it back");
     assert_eq!(said.committed, vector(&[1, 1]));
     // b has nothing to write, and says so.
-    send(&mut group, Record { effect: Effect::Idle, ..record(1, 2, 600, &[]) });
+    send(
+        &mut group,
+        Record {
+            body: DiskChange { effect: Effect::Idle, ..record(1, 2, 600, &[]).body },
+            ..record(1, 2, 600, &[])
+        },
+    );
     group.flush();
     let said = progress(&told(&group.take_outputs(), link(0))).unwrap();
     assert_eq!((said.watermark, said.frontier), (Hlc(500), Hlc(500)), "idle is no frontier");

@@ -36,7 +36,13 @@ fn busy_with(disk: &Memory, form: Form, options: GroupOptions, records: u64) -> 
     let mut group = two_with(disk, form, options);
     for n in 0..records {
         let (writer, seq) = ((n % 2) as u16, n / 2 + 2);
-        send(&mut group, Record { offset: n % 8 * 64, ..record(writer, seq, hlc(n), &[]) });
+        send(
+            &mut group,
+            Record {
+                body: DiskChange { offset: n % 8 * 64, ..record(writer, seq, hlc(n), &[]).body },
+                ..record(writer, seq, hlc(n), &[])
+            },
+        );
         group.flush();
     }
     group

@@ -15,7 +15,10 @@ fn key(writer: u16) -> DiskKey {
 
 /// What record n of each writer does is seen in one of eight slots.
 fn slot(writer: u16, seq: u64, n: u64) -> Record {
-    Record { offset: seq % 8 * 64, ..record(writer, seq, hlc(n), &[]) }
+    Record {
+        body: DiskChange { offset: seq % 8 * 64, ..record(writer, seq, hlc(n), &[]).body },
+        ..record(writer, seq, hlc(n), &[])
+    }
 }
 
 /// Both write; then b's host dies and b attaches anew, resyncs a part of its disk, and is gone for good.
@@ -92,7 +95,13 @@ fn the_fold_goes_on_behind_a_resync_that_a_removal_has_ended() {
         }
         // The newest state is without b, and what a makes of it goes on.
         for n in RECORDS..RECORDS + 40 {
-            send(&mut group, Record { offset: 1024, ..slot(0, n - RECORDS + 32, n) });
+            send(
+                &mut group,
+                Record {
+                    body: DiskChange { offset: 1024, ..slot(0, n - RECORDS + 32, n).body },
+                    ..slot(0, n - RECORDS + 32, n)
+                },
+            );
             group.flush();
         }
         let newest = group.history().unwrap().newest().unwrap();
@@ -183,7 +192,13 @@ fn who_is_removed_in_another_copy_is_in_nobodys_way() {
         assert_eq!(copy_of(&said), CopyState::Resyncing);
         for n in 0..begun {
             send(&mut group, slot(1, n + 2, 10 * n + 20));
-            send(&mut group, Record { copy: true, ..slot(2, n + 1, 10 * n + 21) });
+            send(
+                &mut group,
+                Record {
+                    body: DiskChange { copy: true, ..slot(2, n + 1, 10 * n + 21).body },
+                    ..slot(2, n + 1, 10 * n + 21)
+                },
+            );
         }
         send(&mut group, slot(0, 2, 90));
         group.flush();

@@ -192,7 +192,13 @@ fn a_seq_that_was_lost_is_given_out_again_for_whoever_waits_for_it() {
     group.flush();
     assert_eq!(say_again(&mut group), [vector(&[9])], "with the next beacon");
     for seq in 3..=9 {
-        send(&mut group, Record { effect: Effect::Idle, ..record(0, seq, 20 + seq, &[]) });
+        send(
+            &mut group,
+            Record {
+                body: DiskChange { effect: Effect::Idle, ..record(0, seq, 20 + seq, &[]).body },
+                ..record(0, seq, 20 + seq, &[])
+            },
+        );
     }
     assert_eq!(say_again(&mut group), [], "it has come");
     // A record of b waits, and b has forgotten why.

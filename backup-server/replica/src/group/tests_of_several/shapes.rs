@@ -294,7 +294,10 @@ fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cu
     let more = but(more, |of| of.disks.push(data.clone()));
     let said = attach(&mut group, at_ms(0), &more);
     assert_eq!(copy_of(&said), CopyState::Resyncing);
-    let write = Record { disk: DiskId(1), ..record(0, 2, 20, &[]) };
+    let write = Record {
+        body: DiskChange { disk: DiskId(1), ..record(0, 2, 20, &[]).body },
+        ..record(0, 2, 20, &[])
+    };
     send(&mut group, write);
     send(&mut group, done(0, 3, 21, &[]));
     group.flush();
@@ -337,7 +340,13 @@ fn copied_beyond_the_cut(disk: &Memory, form: Form) -> Group<Memory> {
         at_ms(16_001),
         &three.writer(0, 2, LastRun::Clean { seq: Seq(2), served: false }),
     );
-    send(&mut group, Record { copy: true, ..record(2, 1, 600, &[]) });
+    send(
+        &mut group,
+        Record {
+            body: DiskChange { copy: true, ..record(2, 1, 600, &[]).body },
+            ..record(2, 1, 600, &[])
+        },
+    );
     group.flush();
     assert!(group.status(at_ms(0)).recoverable);
     let deps: &[_] = if form == Form::Vector { &[(1, 3)] } else { &[] };

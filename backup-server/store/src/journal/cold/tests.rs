@@ -9,7 +9,7 @@ use crate::journal::{
 use proptest::prelude::*;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use tidelock_protocol::record::crc32c;
+use tidelock_protocol::record::{DiskChange, crc32c};
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
 use tidelock_storage::{Storage, StorageFile};
 
@@ -50,11 +50,11 @@ fn content(segment: &Segment<MemoryFile>) -> Vec<u8> {
 
 fn seqs(journal: &Journal<Memory>) -> Vec<u64> {
     let mut seqs = Vec::new();
-    for batch in journal.reader(journal.start(), journal.end()) {
+    for batch in journal.reader::<DiskChange>(journal.start(), journal.end()) {
         for entry in batch.unwrap().entries {
             if let Entry::Record { head, payload, .. } = entry.unwrap() {
                 let record = head.finish(payload).unwrap();
-                assert_eq!(record, write_record(record.seq.0, record.len_bytes() as usize));
+                assert_eq!(record, write_record(record.seq.0, record.body.len_bytes() as usize));
                 seqs.push(record.seq.0);
             }
         }

@@ -6,8 +6,8 @@ use crate::journal::{PlacedEffect, Segment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, WriterId};
-use tidelock_protocol::record::{Payload, Record};
+use tidelock_protocol::ids::{DiskId, Epoch, WriterId};
+use tidelock_protocol::record::{Body, Payload, RawBody, Record};
 use tidelock_protocol::vector::CountVector;
 
 /// What is known of a segment's records so far: 48 bytes for each.
@@ -20,7 +20,12 @@ pub(in crate::journal) struct Builder {
 
 impl Builder {
     /// The segment's next record.
-    pub(in crate::journal) fn record(&mut self, record: &Record, len_bytes: u32, to: PlacedEffect) {
+    pub(in crate::journal) fn record(
+        &mut self,
+        record: &Record<RawBody>,
+        len_bytes: u32,
+        to: PlacedEffect,
+    ) {
         let new = WriterRun {
             writer: record.writer,
             epoch: record.epoch,
@@ -36,11 +41,12 @@ impl Builder {
             PlacedEffect::Zero => 0,
             PlacedEffect::Write { at } => at,
         };
+        let fields = record.body.fields();
         if len_bytes > 0 {
             self.entries.push(IndexEntry {
                 writer: record.writer,
-                disk: record.disk,
-                offset: record.offset,
+                disk: DiskId(fields.object),
+                offset: fields.offset,
                 epoch: record.epoch,
                 seq: record.seq,
                 len_bytes,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::io::IoSlice;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
-use tidelock_protocol::record::{Effect, Record, crc32c};
+use tidelock_protocol::record::{DiskChange, Effect, Record, crc32c};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_storage::{Storage, StorageFile};
@@ -46,11 +46,13 @@ fn records(of: &[(u16, u16, u8, u8, bool)]) -> Vec<(Record, u32, PlacedEffect)> 
             epoch: Epoch(1),
             hlc: Hlc(nth as u64 + 1),
             deps: CountVector::new(),
-            disk: DiskId(disk),
-            offset: 512 * u64::from(*offset),
-            copy: false,
-            flushed: false,
-            effect: Effect::Zero { len_bytes, no_hole: false },
+            body: DiskChange {
+                disk: DiskId(disk),
+                offset: 512 * u64::from(*offset),
+                copy: false,
+                flushed: false,
+                effect: Effect::Zero { len_bytes, no_hole: false },
+            },
         };
         let effect = if *zero { PlacedEffect::Zero } else { PlacedEffect::Write { at } };
         (record, len_bytes, effect)
@@ -72,7 +74,7 @@ proptest! {
         let records = records(&of);
         let mut builder = Builder::default();
         for (record, len_bytes, effect) in &records {
-            builder.record(record, *len_bytes, *effect);
+            builder.record(&record.clone().into_raw(), *len_bytes, *effect);
         }
         let waypoint = waypoint(cut);
         builder.waypoint(waypoint.clone());
@@ -91,7 +93,7 @@ proptest! {
         let mut expected: Vec<IndexEntry> = records.iter().map(|(record, len_bytes, effect)| {
             let at = if let PlacedEffect::Write { at } = effect { *at } else { 0 };
             let (epoch, seq, len_bytes) = (record.epoch, record.seq, *len_bytes);
-            let (writer, disk, offset) = (record.writer, record.disk, record.offset);
+            let (writer, disk, offset) = (record.writer, record.body.disk, record.body.offset);
             IndexEntry { writer, disk, offset, epoch, seq, len_bytes, at, crc: 0 }
         }).collect();
         expected.sort_by_key(|e| (e.writer, e.disk, e.offset, e.seq));
@@ -110,7 +112,7 @@ proptest! {
         prop_assert_eq!(&some, &naive);
         let newest = some.iter().filter(|e| e.seq.0 <= cut).max_by_key(|e| e.seq);
         let in_order = records.iter().rev().find(|(r, ..)| {
-            let place = (r.writer, r.disk, r.offset);
+            let place = (r.writer, r.body.disk, r.body.offset);
             place >= from && place < to && r.seq.0 <= cut
         });
         prop_assert_eq!(newest.map(|e| e.seq), in_order.map(|(r, ..)| r.seq));
@@ -135,7 +137,7 @@ fn example() -> (Vec<IndexEntry>, Vec<u8>) {
     let of: Vec<_> = (0..150u16).map(|n| (n, n / 2, n as u8, 3, n % 5 == 0)).collect();
     let mut builder = Builder::default();
     for (record, len_bytes, effect) in records(&of) {
-        builder.record(&record, len_bytes, effect);
+        builder.record(&record.into_raw(), len_bytes, effect);
     }
     builder.waypoint(waypoint(7));
     let content = sealed(builder).encode(None);
@@ -147,7 +149,7 @@ fn example() -> (Vec<IndexEntry>, Vec<u8>) {
 fn the_bytes_are_as_documented() {
     let mut builder = Builder::default();
     let [(record, len_bytes, _), ..] = &records(&[(1, 1, 8, 7, false)])[..] else { panic!() };
-    builder.record(record, *len_bytes, PlacedEffect::Write { at: 0x170 });
+    builder.record(&record.clone().into_raw(), *len_bytes, PlacedEffect::Write { at: 0x170 });
     let cut = CountVector::of(WriterId(1), Seq(6));
     let content = sealed(builder).encode(Some((Hlc(0x77), cut)));
     assert_eq!(content.len(), BLOCK_BYTES + 16 + 48 + 16 + 1 + 96);
@@ -266,7 +268,7 @@ fn check_indexes(journal: &Journal<Memory>, disk: &Memory) -> usize {
         let from = Position { segment: segment.index, offset: 0 };
         let to = Position { segment: segment.index, offset: segment.len_bytes };
         let mut seqs = Vec::new();
-        for batch in journal.reader(from, to) {
+        for batch in journal.reader::<DiskChange>(from, to) {
             for entry in batch.unwrap().entries {
                 if let Entry::Record { head, .. } = entry.unwrap() {
                     seqs.push(head.peek().seq);
@@ -321,7 +323,7 @@ fn opening_reads_no_sealed_segment_that_has_an_index_and_is_closed() {
     disk.flip(&format!("journal/{name}"), segment.len_bytes - 1);
     let opened = open_at(&disk, Position::default()).unwrap().journal;
     assert_eq!(opened.state().writers[0].seq, Seq(24));
-    let mut read = opened.reader(opened.start(), opened.end());
+    let mut read = opened.reader::<DiskChange>(opened.start(), opened.end());
     assert!(read.any(|batch| batch.unwrap().is_damaged), "the last byte is data");
     // Its header and its checkpoint are read, and follow from the segment before it.
     disk.flip(&format!("journal/{name}"), 70);
