@@ -26,8 +26,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{Channel, Epoch, Incarnation, RunId, WriterId};
+use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{
     Attach, CleanEnd, DiskSpec, Form, LastRun, LogAge, Mode, Policy, Role, Tagging, Writing,

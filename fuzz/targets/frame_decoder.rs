@@ -105,9 +105,9 @@ fn check(frame: &Frame, bytes: &[u8]) {
 }
 
 fn check_record(record: &Record) {
-    assert!(record.writer.0 < WRITERS_MAX && record.disk.0 < DISKS_MAX);
+    assert!(record.writer.0 < WRITERS_MAX && record.body.disk.0 < DISKS_MAX);
     assert!(record.seq.0 > 0 && record.epoch.0 > 0);
-    assert!(record.offset.checked_add(record.len_bytes().into()).is_some());
+    assert!(record.body.offset.checked_add(record.body.len_bytes().into()).is_some());
     assert!(record.deps.entries().count() <= RECORD_DEPS_MAX.into());
     check_vector(&record.deps);
     if let Some(payload) = record.payload() {

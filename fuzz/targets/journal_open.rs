@@ -22,7 +22,9 @@ fuzz_target!(|data: &[u8]| {
     };
     let journal = &opened.journal;
     assert_eq!(journal.end(), journal.durable_end(), "all that it holds is durable");
-    for batch in journal.reader(journal.start(), journal.end()) {
+    for batch in
+        journal.reader::<tidelock_protocol::record::RawBody>(journal.start(), journal.end())
+    {
         for entry in batch.expect("a batch of an opened journal").entries {
             entry.expect("an entry of an opened journal");
         }

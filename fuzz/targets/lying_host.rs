@@ -530,10 +530,10 @@ impl Bench {
                 2 => record.epoch = Epoch(program.number()),
                 3 => record.hlc = program.hlc(),
                 4 => record.deps = program.vector(),
-                5 => record.disk = program.disk(),
-                6 => record.offset = program.number(),
-                7 => record.copy = program.flag(),
-                _ => record.flushed = program.flag(),
+                5 => record.body.disk = program.disk(),
+                6 => record.body.offset = program.number(),
+                7 => record.body.copy = program.flag(),
+                _ => record.body.flushed = program.flag(),
             }
         }
         // A refused record does not count.

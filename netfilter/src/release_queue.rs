@@ -22,6 +22,8 @@
 //! | open | sync, pipelined | what is covered, if nothing waits; pure ACKs, if their flow has nothing waiting |
 //! | open, no lease, held, floor unknown | async | everything |
 
+pub use tidelock_protocol::lease::HoldReason;
+
 use std::collections::{HashMap, VecDeque};
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
@@ -135,21 +137,6 @@ pub enum ShutWhy {
     FloorUnknown,
     /// The backup has ended this primary's epoch: shut in every mode, for good.
     Fenced,
-}
-
-/// Why nothing of a group leaves for the sake of one of its writers, whatever C covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum HoldReason {
-    /// The sites differ by writes that no stamp names: until the comparison has ended.
-    Gap,
-    /// Packets of an earlier process of the run have no stamp here: until C has what it left in the backlog on disk.
-    LeftBacklog,
-}
-
-impl HoldReason {
-    /// Every reason.
-    pub const ALL: [Self; 2] = [Self::Gap, Self::LeftBacklog];
 }
 
 /// A packet that leaves after it has waited.

@@ -127,6 +127,21 @@ impl Grace {
     }
 }
 
+/// Why nothing of a group leaves for the sake of one of its writers, whatever C covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum HoldReason {
+    /// The sites differ by writes that no stamp names: until the comparison has ended.
+    Gap,
+    /// Packets of an earlier process of the run have no stamp here: until C has what it left in the backlog on disk.
+    LeftBacklog,
+}
+
+impl HoldReason {
+    /// Every reason.
+    pub const ALL: [Self; 2] = [Self::Gap, Self::LeftBacklog];
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

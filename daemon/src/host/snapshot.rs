@@ -30,8 +30,9 @@ use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::{
     Gate, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
 };
-use tidelock_netfilter::release_queue::{HoldReason, ShutWhy};
+use tidelock_netfilter::release_queue::ShutWhy;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::message::{Form, Mode, RefusalKind};
 use tokio::sync::watch;
 

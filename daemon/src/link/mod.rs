@@ -29,7 +29,7 @@ pub mod queue;
 mod tests;
 pub mod turns;
 
-pub use tidelock_netfilter::release_queue::HoldReason;
+pub use tidelock_protocol::lease::HoldReason;
 
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;

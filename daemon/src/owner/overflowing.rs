@@ -14,9 +14,9 @@ use super::{LeftOnDisk, Owner, copied_ranges};
 use crate::link::port::{AttachedStream, ToLink};
 use crate::overflow::Step;
 use std::sync::atomic::Ordering::Relaxed;
-use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::record::Record;
 
 impl<D: Driver> Owner<D> {

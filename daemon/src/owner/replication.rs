@@ -7,8 +7,8 @@ use crate::copy_job::PIECE_BYTES;
 use crate::link::GateControl;
 use crate::link::port::OwnerPort;
 use crate::sequencer::Sequencer;
-use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::lease::HoldReason;
 
 /// Copies are begun while less than this is being read for them or waits for the connection: a guest's write that is
 /// admitted next waits behind no more of the member's queue. The link takes as much in a turn

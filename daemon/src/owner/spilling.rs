@@ -21,9 +21,9 @@ use crate::overflow::{Overflow, Sight, Step};
 use crate::sequencer::{Extent, Sequencer};
 use std::sync::Arc;
 use std::time::Duration;
-use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, MonoNanos, Seq};
+use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::Record;
 

@@ -6,8 +6,8 @@ use super::super::queue::Queue;
 use super::judging::ANSWERS_MAX;
 use super::standing::{Contact, Conversation, LeaseTalk, Recording, Refusing, Switching};
 use super::{Member, MemberError};
-use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
+use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::message::{
     Attached, Basis, CopyState, Message, Mode, Progress, RefusalKind, StreamState, Writing,
 };

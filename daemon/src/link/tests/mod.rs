@@ -13,12 +13,12 @@ use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId,
 };
+use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::message::{
     Attach, Attached, Basis, Bookmark, BookmarkPoint, CopyState, Form, LastRun, LogAge, Message,
     Mode, Policy, Progress, RefusalKind, Role, StreamState, Tagging, UNASKED, Writing,
