@@ -89,7 +89,8 @@ pub struct Sight {
 }
 
 impl Sight {
-    fn covers(&self, stamps: &Stamps) -> bool {
+    /// Whether C covers these.
+    pub(crate) fn covers(&self, stamps: &Stamps) -> bool {
         stamps.iter().all(|(p, hlc)| match self.form {
             Form::Vector => self.committed.covers(p),
             Form::Hlc => self.watermark >= *hlc,

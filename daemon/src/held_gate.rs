@@ -4,6 +4,7 @@ use crate::link::GateControl;
 use crate::owner::PublishPending;
 use std::sync::{Arc, Mutex};
 use tidelock_netfilter::gate::{GateHandle, Pending};
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::Form;
@@ -54,15 +55,9 @@ impl GateControl for HeldGate {
         self.handle.as_ref().is_none_or(GateHandle::is_applied)
     }
 
-    fn hold_for_resync(&self, hold: bool) {
+    fn hold(&self, reason: HoldReason, hold: bool) {
         if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
-            handle.hold_for_resync(writer, hold);
-        }
-    }
-
-    fn hold_unrecorded(&self, hold: bool) {
-        if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
-            handle.hold_unrecorded(writer, hold);
+            handle.hold(writer, reason, hold);
         }
     }
 

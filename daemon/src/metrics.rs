@@ -7,8 +7,8 @@
 use crate::control::ControlTarget;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
 use crate::status::{
-    ActivityCompares, GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status,
-    TaggingStatus, WriterStatus,
+    ActivityCompares, GateStatus, GroupStatus, GuestIo, Kind, LinkState, Status, TaggingStatus,
+    Undoes, WriterStatus,
 };
 use crate::verified::Verified;
 use axum::Router;
@@ -172,11 +172,39 @@ fn encode_groups(
     e: &mut DescriptorEncoder<'_>,
     groups: &[(Labels<'_>, &GroupStatus)],
 ) -> fmt::Result {
-    let help = "1 for the state that the group is in, 0 for the others";
-    each(e, ("tidelock_group_state", None, Gauge), help, groups, |f, l, g| {
-        GroupState::ALL.iter().try_for_each(|state| {
-            let labels = [l.as_slice(), &[("state", state.name())]].concat();
-            f.gauge(&labels, u64::from(g.state == *state))
+    let help =
+        "1 while the backup follows and a disaster now would undo nothing that a client was told";
+    each(e, ("tidelock_protected", None, Gauge), help, groups, |f, l, g| {
+        f.gauge(l, u64::from(g.protected))
+    })?;
+    let help = "What a disaster now would undo: 1 for nothing, the lag, everything since a time, or everything";
+    each(e, ("tidelock_undone", None, Gauge), help, groups, |f, l, g| {
+        Undoes::ALL.iter().try_for_each(|what| {
+            let labels = [l.as_slice(), &[("what", *what)]].concat();
+            f.gauge(&labels, u64::from(g.risk.undoes.name() == *what))
+        })
+    })?;
+    let help =
+        "If it is everything since a time: that time, as seconds since 1970; 0 if it is not known";
+    each(e, ("tidelock_undone_since", SECONDS, Gauge), help, groups, |f, l, g| {
+        match g.risk.undoes {
+            Undoes::Since { since_unix_ms } => f.seconds(l, since_unix_ms.unwrap_or(0)),
+            _ => Ok(()),
+        }
+    })?;
+    let help = "1 while clients may have been told what a disaster would undo";
+    each(e, ("tidelock_clients_told", None, Gauge), help, groups, |f, l, g| {
+        f.gauge(l, u64::from(g.risk.told.is_some()))
+    })?;
+    let help = "Since when, as seconds since 1970; 0 if they have not";
+    each(e, ("tidelock_clients_told_since", SECONDS, Gauge), help, groups, |f, l, g| {
+        f.seconds(l, g.risk.told.map_or(0, |told| told.since_unix_ms))
+    })?;
+    let help = "1 for the kind of reason, 0 for the others";
+    each(e, ("tidelock_why", None, Gauge), help, groups, |f, l, g| {
+        Kind::ALL.iter().try_for_each(|kind| {
+            let labels = [l.as_slice(), &[("kind", kind.name())]].concat();
+            f.gauge(&labels, u64::from(g.risk.why.kind == *kind))
         })
     })?;
     let help = "1 for the mode in force, 0 for the others";
@@ -186,19 +214,6 @@ fn encode_groups(
             let labels: Vec<_> = l.iter().copied().chain([("mode", &*name)]).collect();
             f.gauge(&labels, u64::from(g.mode == *mode))
         })
-    })?;
-    let help = "For how long clients may have seen what a disaster would undo; 0 if they have not";
-    each(e, ("tidelock_unprotected", SECONDS, Gauge), help, groups, |f, l, g| {
-        f.seconds(l, g.unprotected_for_ms.unwrap_or(0))
-    })?;
-    let help = "1 while the group is degraded by its policy: replies did not wait for the backup, and it does \
-                not have all that has left";
-    each(e, ("tidelock_degraded", None, Gauge), help, groups, |f, l, g| {
-        f.gauge(l, u64::from(g.degraded_since_unix_ms.is_some()))
-    })?;
-    let help = "Since when, as seconds since 1970; 0 if it is not";
-    each(e, ("tidelock_degraded_since", SECONDS, Gauge), help, groups, |f, l, g| {
-        f.seconds(l, g.degraded_since_unix_ms.unwrap_or(0))
     })?;
     let help = "How long replies may still leave if the backup is not heard again; 0 if not at all";
     each(e, ("tidelock_lease_left", SECONDS, Gauge), help, groups, |f, l, g| {
@@ -264,7 +279,7 @@ fn encode_lag(
     })?;
     let help = "1 while nothing is recorded because the backlog was full";
     each(e, ("tidelock_backlog_overflowed", None, Gauge), help, writers, |f, l, w| {
-        f.gauge(l, u64::from(on_disk(w).overflowed_since_unix_ms.is_some()))
+        f.gauge(l, u64::from(on_disk(w).overflowed))
     })?;
     let help = "How often nothing was recorded from then on because the backlog was full";
     each(e, ("tidelock_backlog_overflows", None, Counter), help, writers, |f, l, w| {
@@ -476,8 +491,11 @@ mod tests {
         let text = encode(&status());
         for line in [
             "tidelock_link_up{host=\"host-a\"} 1",
-            "tidelock_group_state{group=\"shop\",state=\"protected\"} 1",
-            "tidelock_group_state{group=\"shop\",state=\"fenced\"} 0",
+            "tidelock_protected{group=\"shop\"} 1",
+            "tidelock_undone{group=\"shop\",what=\"lag\"} 1",
+            "tidelock_clients_told{group=\"shop\"} 0",
+            "tidelock_why{group=\"shop\",kind=\"following\"} 1",
+            "tidelock_why{group=\"shop\",kind=\"fenced\"} 0",
             "tidelock_group_mode{group=\"shop\",mode=\"pipelined\"} 1",
             "tidelock_lag_bytes{group=\"shop\",member=\"db\"} 49152",
             "tidelock_lag_seconds{group=\"shop\",member=\"db\"} 0.052",

@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{Channel, Epoch, Incarnation, RunId, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{
@@ -312,7 +313,7 @@ pub fn writer<S: Storage + Send + 'static, F>(
     };
     if goes_on.is_some() {
         // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
-        gate.hold_for_resync(true);
+        gate.hold(HoldReason::LeftBacklog, true);
     }
     let role = Role::Writer(Writing {
         writer,

@@ -259,8 +259,6 @@ pub struct OwnerStats {
     pub backlog_memory_bytes: AtomicU64,
     /// The part on disk has failed, and is not used.
     pub backlog_disk_failed: AtomicBool,
-    /// Since when nothing is recorded because the backlog was full, by the wall clock; 0: all is.
-    pub overflowed_since_unix_ms: AtomicU64,
     /// How often that came to pass.
     pub overflows: AtomicU64,
     /// Open NBD connections.

@@ -2,8 +2,8 @@
 //! API and the metrics.
 //!
 //! Invariant (DESIGN rule 6): nothing here is remembered as "in sync". Each snapshot is made from
-//! what is durable at the backup, what the link and the gate do now, and [`judge`] turns these
-//! facts into one word. Ages are in milliseconds before the snapshot, so that no clock of another
+//! what is durable at the backup, what the link and the gate do now, and [`assess`] turns these
+//! facts into a [`Risk`]. Ages are in milliseconds before the snapshot, so that no clock of another
 //! machine is needed to read them.
 //!
 //! The JSON form is stable: fields are added, never changed or removed, while [`SCHEMA`] stays.
@@ -12,12 +12,12 @@ mod activity;
 #[cfg(test)]
 pub(crate) mod example;
 mod heartbeat;
-mod state;
+mod risk;
 mod verify;
 
 pub use activity::{ActivityCompares, ActivityStatus};
 pub use heartbeat::{HeartbeatStatus, MissingStatus};
-pub use state::{Facts, GroupState, judge};
+pub use risk::{Facts, Kind, Risk, Told, Undoes, Why, WriterFacts, assess};
 pub use verify::VerifyStatus;
 
 use crate::stats::LatencySnapshot;
@@ -89,11 +89,14 @@ pub enum LinkState {
 pub struct GroupStatus {
     /// Its name.
     pub name: String,
-    /// How protected it is.
-    pub state: GroupState,
-    /// How long it has been so.
-    pub state_age_ms: u64,
-    /// More about the state, for people: the backup's refusal, the disk that fails, ...
+    /// The backup follows, and a disaster now would undo nothing that a client was told.
+    pub protected: bool,
+    /// What a disaster now would undo, who may have been told of it, and why.
+    #[serde(flatten)]
+    pub risk: Risk,
+    /// How long the kind of reason has been the same.
+    pub why_age_ms: u64,
+    /// More about the reason, for people: the backup's refusal, the disk that fails, ...
     pub detail: Option<String>,
     /// The mode in force.
     pub mode: Mode,
@@ -102,15 +105,9 @@ pub struct GroupStatus {
     pub wanted_mode: Mode,
     /// The mode of the configuration, which a restart brings back.
     pub configured_mode: Mode,
-    /// Since when clients may have seen what a disaster would undo; `None` if they have not.
-    pub unprotected_for_ms: Option<u64>,
     /// What becomes of packets that have waited too long for the backup, as configured.
     #[serde(default = "hold")]
     pub when_unreachable: String,
-    /// The group has degraded by that policy at this time of the host's wall clock, in milliseconds
-    /// since the Unix epoch, and the backup does not have all that has left since.
-    #[serde(default)]
-    pub degraded_since_unix_ms: Option<u64>,
     /// The group was handed to the backup site at this time of the host's wall clock, in milliseconds since the Unix
     /// epoch.
     #[serde(default)]
@@ -343,9 +340,9 @@ pub struct BacklogOnDiskStatus {
     pub memory_limit_bytes: u64,
     /// The disk has failed: the backlog is in memory only, and that is its limit.
     pub failed: bool,
-    /// Since when nothing is recorded because the backlog was full; milliseconds since 1970.
+    /// Nothing is recorded, because the backlog was full.
     #[serde(default)]
-    pub overflowed_since_unix_ms: Option<u64>,
+    pub overflowed: bool,
     /// How often that came to pass.
     #[serde(default)]
     pub overflows: u64,
@@ -472,10 +469,19 @@ pub struct GateStatus {
     pub hold_time: LatencySnapshot,
 }
 
+impl GroupStatus {
+    /// Whether an operator can sleep: the group is protected, or follows in mode async as configured.
+    #[must_use]
+    pub fn is_fine(&self) -> bool {
+        let is_async = self.mode == Mode::Async && self.configured_mode == Mode::Async;
+        self.protected || (self.risk.why.kind == Kind::Following && is_async)
+    }
+}
+
 impl Status {
     /// Whether an operator can sleep.
     #[must_use]
     pub fn is_fine(&self) -> bool {
-        self.groups.iter().all(|group| group.state.is_fine())
+        self.groups.iter().all(GroupStatus::is_fine)
     }
 }

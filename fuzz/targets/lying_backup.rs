@@ -16,7 +16,7 @@ use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use tidelock_daemon::link::GateControl;
+use tidelock_daemon::link::{GateControl, HoldReason};
 use tidelock_daemon::link::connection::{self, ConnectionError};
 use tidelock_daemon::link::member::{Member, MemberError, MemberParts};
 use tidelock_daemon::link::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
@@ -95,8 +95,7 @@ impl GateControl for Gate {
     fn fence(&self) {
         self.told().is_fenced = true;
     }
-    fn hold_for_resync(&self, _: bool) {}
-    fn hold_unrecorded(&self, _: bool) {}
+    fn hold(&self, _: HoldReason, _: bool) {}
     fn awaits_floor(&self) -> Option<u64> {
         self.told().mark
     }

@@ -18,9 +18,9 @@
 //! | gate | mode | what passes on arrival |
 //! |---|---|---|
 //! | fenced | any | nothing |
-//! | no lease, resyncing, floor unknown | sync, pipelined | nothing |
+//! | no lease, held, floor unknown | sync, pipelined | nothing |
 //! | open | sync, pipelined | what is covered, if nothing waits; pure ACKs, if their flow has nothing waiting |
-//! | open, no lease, resyncing, floor unknown | async | everything |
+//! | open, no lease, held, floor unknown | async | everything |
 
 use std::collections::{HashMap, VecDeque};
 use tidelock_planted::Bug;
@@ -128,14 +128,28 @@ pub enum GateState {
 pub enum ShutWhy {
     /// There was never a lease, or it has ended.
     NoLease,
-    /// After an unclean stop the backup may lack writes that local clients have seen the effect
-    /// of, and no stamp names them: nothing leaves before the resync has ended.
-    Resyncing,
+    /// A writer's guest may have told what no stamp names.
+    Held(HoldReason),
     /// The guest may know what P does not name: nothing of it leaves before every writer of the
     /// group has said how far it is.
     FloorUnknown,
     /// The backup has ended this primary's epoch: shut in every mode, for good.
     Fenced,
+}
+
+/// Why nothing of a group leaves for the sake of one of its writers, whatever C covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum HoldReason {
+    /// The sites differ by writes that no stamp names: until the comparison has ended.
+    Gap,
+    /// Packets of an earlier process of the run have no stamp here: until C has what it left in the backlog on disk.
+    LeftBacklog,
+}
+
+impl HoldReason {
+    /// Every reason.
+    pub const ALL: [Self; 2] = [Self::Gap, Self::LeftBacklog];
 }
 
 /// A packet that leaves after it has waited.

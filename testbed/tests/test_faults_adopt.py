@@ -18,6 +18,7 @@ from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import Process, kill_at_once, run_command, wait_until
 from tidelock_testbed.progress import say
 from tidelock_testbed.rig import Recovery
+from tidelock_testbed.risk import word_of
 from tidelock_testbed.storagedaemon import StorageDaemon
 
 DISK_MIB = 64
@@ -66,7 +67,7 @@ class Away:
         """A blank disk, and a daemon that waits for what is to be on it."""
         self.adopt("--prepare")
         self.back.start_daemon()
-        self.back.wait_state("unprotected")
+        self.back.wait_state("unrecorded")
 
     def writes_on(self, more: int = 300) -> None:
         """The guest gets answers, and no errors."""
@@ -102,7 +103,7 @@ def test_there_and_back_again_while_the_guest_writes(run):
     away.writes_on()
     # The backup is there, and hears nothing: what it has is still what the old primary had.
     group = back.group()
-    assert (group["state"], group["awaits_adoption"]) == ("unprotected", True)
+    assert (word_of(group), group["awaits_adoption"]) == ("unrecorded", True)
     assert "tidelock adopt" in group["detail"]
     assert "no host has compared it" in back.backup_command("status")
     told = json.loads(away.adopt("--json"))
@@ -156,7 +157,7 @@ def test_what_ends_in_the_middle_leaves_the_guest_where_it_was(run):
     # Its next run knows that the disk is not whole.
     away.seed()
     back.start_daemon()
-    assert back.wait_state("unprotected")["awaits_adoption"]
+    assert back.wait_state("unrecorded")["awaits_adoption"]
     adoption = in_the_middle()
     adoption.signal(signal.SIGINT)
     assert "it was ended by hand" in ended(adoption, 1)

@@ -169,7 +169,7 @@ def test_a_daemon_killed_in_an_outage_goes_on_in_order(run):
         kill(pair, load, oracle)
         before = pair.disk.read_bytes()
         pair.start_daemon()
-        pair.wait_state("waiting-for-backup")
+        pair.wait_state("disconnected")
         load = pair.load(oracle, f"again {lap}", depth=4)
         assert pair.disk.read_bytes() == before
         assert "going on with the backlog on disk" not in pair.daemon.log.read_text()
@@ -254,7 +254,7 @@ def test_what_cannot_be_believed_is_compared(run):
     (directory / "sound").unlink()
     net.wan.set(rate_bytes_per_s=MIB // 2)
     pair.start_daemon()
-    pair.wait_state("resyncing")
+    pair.wait_state("copying")
     pair.kill(pair.daemon)
     assert not (directory / "sound").exists()
     net.wan.set(rate_bytes_per_s=0)

@@ -180,7 +180,7 @@ def test_a_comparison_that_is_cut_leaves_what_was_seeded(run):
     pair.start_backup()
     pair.backup_command("seed", GROUP, f"{NAME}={image}")
     pair.start_daemon()
-    pair.wait_state("initialising")
+    pair.wait_state("copying")
     pair.kill(pair.daemon)
     with pytest.raises(RuntimeError, match=f"--at bookmark:{PIN}"):
         pair.backup_command("recover", GROUP, "--primary-is-dead")

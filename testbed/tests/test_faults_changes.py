@@ -95,7 +95,7 @@ def test_the_mode_is_changed_in_the_file(run):
     """Each mode is in force after the next start, and so is the one before after another."""
     pair, oracle = started(run)
     old = export_of_before(pair)
-    for mode, state in [("sync", "protected"), ("async", "replicating"), ("pipelined", "protected")]:
+    for mode, state in [("sync", "protected"), ("async", "following"), ("pipelined", "protected")]:
         pair.daemon.stop()
         configure(pair, mode=mode)
         pair.start_daemon()
@@ -161,7 +161,7 @@ def test_a_disk_that_has_grown_is_killed_on_the_way(run):
     grow(pair)
     for _ in range(2):
         pair.start_daemon()
-        pair.wait_state("resyncing")
+        pair.wait_state("copying")
         wait_until("it is under way", lambda: (writer_of(pair.group())["copy"] or {}).get("done_bytes"), 60)
         pair.kill(pair.daemon)
     pair.kill(pair.backup)

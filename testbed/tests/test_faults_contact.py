@@ -18,6 +18,7 @@ from tidelock_testbed.oracle import BLOCK, Oracle
 from tidelock_testbed.pair import DISK, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
 from tidelock_testbed.rig import PROCESS_DISK_MIB, Rig
+from tidelock_testbed.risk import word_of
 from tidelock_testbed.workload import Clients
 
 SERVES = 'before_first_contact = "serve-unprotected"\n'
@@ -61,12 +62,12 @@ def test_only_what_was_touched_is_compared(run, ends: str):
         pair.kill(pair.daemon)
     pair.kill(pair.backup)
     pair.start_daemon()
-    assert pair.group()["state"] != "unprotected", "it waits a while for the backup"
-    pair.wait_state("unprotected")
+    assert word_of(pair.group()) != "unrecorded", "it waits a while for the backup"
+    pair.wait_state("unrecorded")
     wait_until("nothing is held", lambda: pair.group()["mode"] == "async", 60, [pair.daemon])
-    assert pair.group()["unprotected_for_ms"] is not None
+    assert pair.group()["told"] is not None
     load = write_some(pair, oracle, f"unprotected {ends}", 2000)
-    assert "UNPROTECTED for" in pair.status_text()
+    assert "UNRECORDED for" in pair.status_text()
     assert writer_of(pair.group())["lag"]["writes"] == 0, "nothing is recorded"
     assert pair.activity()["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
     # The stream begins while writes are in flight.
@@ -76,7 +77,7 @@ def test_only_what_was_touched_is_compared(run, ends: str):
     load.finish()
     assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     group = pair.group()
-    assert group["mode"] == "pipelined" and group["degraded_since_unix_ms"] is None
+    assert group["mode"] == "pipelined" and group["told"] is None
     pair.check_sites(oracle)
     log = pair.daemon.log.read_text()
     assert log.index("UNPROTECTED") < log.index("replies are held again") < log.index("no longer degraded")
@@ -90,23 +91,23 @@ def test_killed_while_it_is_unprotected(run, seed: int):
     pair.kill(pair.daemon, pair.backup)
     for lap in range(3):
         pair.start_daemon()
-        pair.wait_state("unprotected")
+        pair.wait_state("unrecorded")
         load = write_some(pair, oracle, f"{seed} {lap}", chance.randrange(100, 1500))
         pair.kill(pair.daemon)
         load.vanish()
         oracle.server_died()
         assert oracle.violations(pair.disk) == []
     pair.start_daemon()
-    assert pair.group()["degraded_since_unix_ms"] is not None, "it is not forgotten"
+    assert pair.group()["told"] is not None, "it is not forgotten"
     if chance.random() < 0.5:
-        pair.wait_state("unprotected")
+        pair.wait_state("unrecorded")
     assert 0 < pair.activity()["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
     stale = pair.disk.read_bytes()
     pair.start_backup()
     pair.wait_state("protected")
     assert pair.disk.read_bytes() == stale, "nobody wrote"
     assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
-    assert pair.group()["degraded_since_unix_ms"] is None
+    assert pair.group()["told"] is None
     pair.check_sites(oracle)
 
 
@@ -115,7 +116,7 @@ def test_a_clean_stop_while_it_is_unprotected_forgets_nothing(run):
     pair, oracle = protected_pair(run)
     pair.kill(pair.daemon, pair.backup)
     pair.start_daemon()
-    pair.wait_state("unprotected")
+    pair.wait_state("unrecorded")
     write_some(pair, oracle, "before the stop").finish()
     pair.daemon.stop()
     assert "clean=false" in pair.daemon.log.read_text()
@@ -130,7 +131,7 @@ def test_a_backup_that_has_nothing_gets_whole_disks(run):
     """A group that has never reached its backup: the first copy brings across what guests wrote, and writes on."""
     pair = Pair(run, Options(disk_mib=DISK_MIB, group=SERVES))
     pair.start_daemon()
-    pair.wait_state("unprotected")
+    pair.wait_state("unrecorded")
     oracle = Oracle(DISK_MIB * MIB)
     load = write_some(pair, oracle, "first")
     pair.start_backup()
@@ -150,14 +151,14 @@ def test_more_than_the_map_holds_is_compared_as_a_whole(run):
     pair.wait_mapped()
     pair.kill(pair.daemon, pair.backup)
     pair.start_daemon()
-    pair.wait_state("unprotected")
+    pair.wait_state("unrecorded")
     load = write_some(pair, oracle, "wide", 2000)
     assert pair.activity()["compares"] == "everything"
     pair.kill(pair.daemon)
     load.vanish()
     oracle.server_died()
     pair.start_daemon()
-    pair.wait_state("unprotected")
+    pair.wait_state("unrecorded")
     load = write_some(pair, oracle, "again", 500)
     pair.start_backup()
     pair.wait_state("protected")
@@ -172,14 +173,14 @@ def test_by_default_the_guest_waits(run):
     pair.start()
     pair.kill(pair.daemon, pair.backup)
     pair.start_daemon()
-    pair.wait_state("waiting-for-backup")
+    pair.wait_state("disconnected")
     guest = Connection(pair.socket, DISK, timeout_s=8)
     guest.send(WRITE, 0, BLOCK, bytes([7]) * BLOCK)
     # Longer than the others wait for the backup.
     with pytest.raises(TimeoutError):
         guest.reply()
     group = pair.group()
-    assert group["state"] == "waiting-for-backup" and group["unprotected_for_ms"] is None
+    assert word_of(group) == "disconnected" and group["told"] is None
     assert not writer_of(group)["backup_has_all"]
     assert pair.disk.read_bytes() == bytes(pair.options.disk_mib * MIB)
     guest.abort()
@@ -197,7 +198,7 @@ def restart_without_the_backup(rig: Rig) -> None:
     rig.net.wan.cut()
     rig.daemon.process.kill()
     rig.daemon.start()
-    rig.daemon.wait_state("unprotected", NEVER_MIND_S)
+    rig.daemon.wait_state("unrecorded", NEVER_MIND_S)
 
 
 def test_a_guest_runs_before_its_backup_is_there(run):
@@ -206,7 +207,7 @@ def test_a_guest_runs_before_its_backup_is_there(run):
     rig.daemon.start()
     rig.boot_guest()
     rig.guest.wait_ready()
-    rig.daemon.wait_state("unprotected", NEVER_MIND_S)
+    rig.daemon.wait_state("unrecorded", NEVER_MIND_S)
     clients = Clients(run, rig.net, rig.guest, clients=4)
     clients.wait_for_more(100)
     group = rig.daemon.group()
@@ -260,12 +261,12 @@ def test_a_recovery_says_that_it_may_answer_and_afterwards_it_never_does(run):
 
     def waits() -> bool:
         group = rig.daemon.group()
-        seen.add(group["state"])
+        seen.add(word_of(group))
         assert not gate_of(group)["open"]
         return rig.daemon.status()["uptime_ms"] > 8_000
 
     wait_until("it would have served", waits, NEVER_MIND_S, [rig.daemon.process])
-    assert "unprotected" not in seen
+    assert "unrecorded" not in seen
     assert len(clients.ledger.follow().confirmed) == answered
 
 

@@ -111,12 +111,12 @@ def test_a_fenced_daemon_stops_at_once_and_leaves_its_gate_shut(run):
 
 def unheld(rig: Rig) -> str:
     """Waits until the group is called unheld, as every way of asking says; returns why."""
-    rig.daemon.wait_state("unheld", NEVER_MIND_S)
+    rig.daemon.wait_state("told", NEVER_MIND_S)
     words = [BIN / "tidelock", "status", "--check", "--socket", rig.daemon.control_socket]
     with pytest.raises(RuntimeError):
         run_command(words, "check the status")
     group = rig.daemon.group()
-    assert group["unprotected_for_ms"] is not None
+    assert group["told"] is not None
     return group["detail"]
 
 
@@ -137,7 +137,7 @@ def test_an_interface_that_is_not_there_while_its_disk_is_in_use_is_not_called_p
     disk.close()
     run_command([*rename, "elsewhere", "name", interface], "give it its name again", netns)
     rig.daemon.wait_state("protected", NEVER_MIND_S)
-    assert rig.daemon.group()["unprotected_for_ms"] is None
+    assert rig.daemon.group()["told"] is None
 
 
 def test_a_clean_stop_leaves_the_guest_silent(run):

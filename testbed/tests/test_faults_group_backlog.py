@@ -18,6 +18,7 @@ from tidelock_testbed.fleet import Fleet
 from tidelock_testbed.hostdaemon import HostDaemon, Protection
 from tidelock_testbed.process import wait_until
 from tidelock_testbed.progress import say
+from tidelock_testbed.risk import word_of
 
 MIB = 1 << 20
 MORE, MORE_MIB = "more", 16
@@ -104,7 +105,7 @@ class Overflows(KeepsItsBacklog):
         disk = nbdwire.Connection(self.first.runtime / group / "a" / f"{MORE}.sock", MORE)
         content = random.Random(f"more {self.knobs.seed}").randbytes(MIB)
         written, end = 0, time.monotonic() + NEVER_MIND_S
-        while self.first.group(group)["state"] != "overflowed":
+        while word_of(self.first.group(group)) != "unrecorded":
             assert time.monotonic() < end, self.first.group(group)
             disk.write(written % MORE_MIB * MIB, content)
             written += 1

@@ -11,6 +11,7 @@ from tidelock_testbed.net import Net
 from tidelock_testbed.oracle import Oracle
 from tidelock_testbed.pair import LONG_S, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
+from tidelock_testbed.risk import word_of
 from tidelock_testbed.run import Run
 
 LONG_LEASE = {"lease_ms": 120_000, "grace_ms": 180_000}
@@ -47,13 +48,13 @@ def segments(data: Path) -> list[Path]:
 
 def missed(pair: Pair) -> None:
     """Waits until the silence is told in every place where an operator looks."""
-    group = pair.wait_state("no-heartbeat")
+    group = pair.wait_state("stalled")
     assert pair.status()["link"]["state"] == "connected", "nothing else has noticed"
     assert "the backup acknowledges nothing" in group["detail"]
     beat = writer_of(group)["heartbeat"]
     assert beat["missing"] == "backup" and beat["age_ms"] >= beat["alarm_after_ms"]
     text = pair.status_text()
-    assert "NO-HEARTBEAT" in text and "MISSING" in text, text
+    assert "STALLED" in text and "MISSING" in text, text
     assert "NO HEARTBEAT" in pair.daemon.log.read_text()
 
 
@@ -105,13 +106,13 @@ def test_a_silence_in_a_resync_is_found(run):
     for log in (pair.directory / "state").rglob("*.activity"):
         log.unlink()
     pair.start_daemon()
-    pair.wait_state("resyncing")
+    pair.wait_state("copying")
     wait_returned(pair, 3)
-    assert pair.group()["state"] == "resyncing", "C stands still meanwhile, and heartbeats come back all the same"
+    assert word_of(pair.group()) == "copying", "C stands still meanwhile, and heartbeats come back all the same"
     pair.backup.signal(signal.SIGSTOP)
     missed(pair)
     pair.backup.signal(signal.SIGCONT)
-    pair.wait_state("resyncing", "protected")
+    pair.wait_state("copying", "protected")
     pair.wait_state("protected")
     pair.check_sites(oracle)
 
@@ -125,7 +126,7 @@ def test_a_quiet_group_is_protected_and_its_journal_grows_by_heartbeats_alone(ru
 
     def enough() -> bool:
         group = pair.group()
-        states.add(group["state"])
+        states.add(word_of(group))
         return writer_of(group)["heartbeat"]["returned"] >= returned + 20
 
     wait_until("heartbeats come back", enough, LONG_S, [pair.daemon])
@@ -162,7 +163,7 @@ def test_without_heartbeats_a_silence_in_a_quiet_group_is_not_found(run):
     states = set()
 
     def given_up() -> bool:
-        states.add(pair.group()["state"])
+        states.add(word_of(pair.group()))
         return "disconnected" in states
 
     wait_until("the link is given up", given_up, LONG_S, [pair.daemon])

@@ -13,6 +13,7 @@ from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import BLOCK, Oracle
 from tidelock_testbed.pair import MIB, Options, Pair, different_blocks
 from tidelock_testbed.process import wait_until
+from tidelock_testbed.risk import word_of
 
 
 def random_moment(chance: random.Random, load) -> None:
@@ -25,7 +26,7 @@ def random_moment(chance: random.Random, load) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_daemon_killed_under_load(run, seed: int):
-    """Every completed write is at both sites after the comparison, and status says `resyncing` until then."""
+    """Every completed write is at both sites after the comparison, and status says `copying` until then."""
     chance = random.Random(f"kill daemon {seed}")
     pair = Pair(run, Options(copy_rate_mib=12))
     pair.start()
@@ -37,7 +38,7 @@ def test_daemon_killed_under_load(run, seed: int):
         load.vanish()
         oracle.server_died()
         pair.start_daemon()
-        group = pair.wait_state("resyncing")
+        group = pair.wait_state("copying")
         assert writer_of(group)["copy"]["kind"] == "resync"
         # A guest may write while the sites are compared.
         load = pair.load(oracle, f"{seed} {lap} meanwhile", depth=4)
@@ -71,12 +72,12 @@ def test_resync_finds_what_was_never_sent(run):
     assert not oracle.violations(pair.disk)
 
     pair.start_daemon()
-    pair.wait_state("resyncing")
+    pair.wait_state("copying")
     # Until the comparison ends the backup stands at its last whole state, whatever it has received meanwhile.
     load = pair.load(oracle, "meanwhile")
     wait_until("some writes", lambda: load.replies > 200, 60)
     during = pair.export()
-    if pair.group()["state"] == "resyncing":
+    if word_of(pair.group()) == "copying":
         assert filecmp.cmp(stale, during, shallow=False), different_blocks(stale, during)
     pair.wait_state("protected")
     load.finish()
@@ -107,13 +108,13 @@ def test_killed_again_while_the_sites_are_compared(run):
             load.vanish()
             oracle.server_died()
             pair.start_daemon()
-            pair.wait_state("resyncing")
+            pair.wait_state("copying")
             load = pair.load(oracle, f"after {victim}")
         else:
             pair.kill(pair.backup)
             pair.start_backup()
             wait_until("the link is back", lambda: pair.status()["link"]["connects"] > 1, 60, [pair.daemon])
-        wait_until("the comparison goes on", lambda: copied(pair) > 4 * MIB or not is_resyncing(pair), 60)
+        wait_until("the comparison goes on", lambda: copied(pair) > 4 * MIB or not is_copying(pair), 60)
     pair.wait_state("protected")
     load.finish()
     pair.check_sites(oracle)
@@ -129,7 +130,7 @@ def test_a_resync_that_is_cut_does_not_do_again_what_it_has_done(run):
     pair.disk.write_bytes(random.Random("behind its back").randbytes(whole))
     pair.state_file.with_suffix(".activity").unlink()
     pair.start_daemon()
-    pair.wait_state("resyncing")
+    pair.wait_state("copying")
 
     def wait_done(bytes_done: int) -> int:
         wait_until("a part is done", lambda: copied(pair) >= bytes_done, 60, [pair.daemon])
@@ -141,7 +142,7 @@ def test_a_resync_that_is_cut_does_not_do_again_what_it_has_done(run):
     wait_until("the link is back", lambda: pair.status()["link"]["connects"] > 1, 60, [pair.daemon])
     assert copied(pair) >= done, "it goes on where it was"
     done = wait_done(16 * MIB)
-    assert is_resyncing(pair)
+    assert is_copying(pair)
     pair.kill(pair.daemon)
     assert "sent_bytes=" not in pair.daemon.log.read_text().split("purpose=Compare")[-1], "it had not ended"
 
@@ -152,8 +153,8 @@ def test_a_resync_that_is_cut_does_not_do_again_what_it_has_done(run):
     pair.check_sites()
 
 
-def is_resyncing(pair: Pair) -> bool:
-    return pair.group()["state"] == "resyncing"
+def is_copying(pair: Pair) -> bool:
+    return word_of(pair.group()) == "copying"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -208,12 +209,12 @@ def test_daemon_killed_during_the_initial_copy(run):
         disk.write(data * (32 * MIB // BLOCK))
     pair.start_backup()
     pair.start_daemon()
-    pair.wait_state("initialising")
+    pair.wait_state("copying")
     wait_until("the copy has begun", lambda: copied(pair) > 8 * MIB, 60)
     pair.kill(pair.daemon)
     assert not pair.backup_group()["recoverable"]
     pair.start_daemon()
-    pair.wait_state("initialising")
+    pair.wait_state("copying")
     pair.wait_state("protected")
     pair.check_sites()
     assert pair.backup_group()["recoverable"]
@@ -244,4 +245,4 @@ def test_clean_stop_with_lag_drains_and_the_next_start_is_immediate(run):
     pair.start_daemon()
     pair.check_sites(oracle)
     log = pair.daemon.log.read_text()
-    assert "purpose=" not in log and "resyncing" not in log
+    assert "purpose=" not in log and "why=copying" not in log

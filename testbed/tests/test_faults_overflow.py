@@ -16,6 +16,7 @@ from tidelock_testbed.oracle import Load, Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
 from tidelock_testbed.rig import PROCESS_DISK_MIB, Recovery, Rig
+from tidelock_testbed.risk import word_of, words_of
 
 MEMORY_MIB, BACKLOG_MIB = 32, 64
 """The least that there is."""
@@ -52,7 +53,7 @@ def overflow(net: Net, pair: Pair, load: Load) -> None:
     net.wan.cut()
     before = backlog(pair)["on_disk"]["overflows"]
     wait_until("it overflows", lambda: backlog(pair)["on_disk"]["overflows"] > before, LONG_S, [pair.daemon])
-    assert pair.group()["state"] == "overflowed"
+    assert word_of(pair.group()) == "unrecorded"
     goes_on(pair, load)
 
 
@@ -63,7 +64,7 @@ def wait_part_arrived(pair: Pair) -> None:
 
     def has_part() -> bool:
         group = pair.group()
-        assert group["state"] == "overflowed"
+        assert word_of(group) == "unrecorded"
         return writer_of(group)["lag"]["writes"] < 0.6 * at_first
 
     wait_until("a part has arrived", has_part, LONG_S, [pair.daemon, pair.backup])
@@ -71,10 +72,10 @@ def wait_part_arrived(pair: Pair) -> None:
 
 def wait_comparing(pair: Pair) -> None:
     """The backup has all that was recorded, and a part of the rest."""
-    pair.wait_state("resyncing")
+    pair.wait_state("copying")
     done = lambda: (writer_of(pair.group())["copy"] or {}).get("done_bytes", 0)  # noqa: E731
     wait_until("a part was compared", lambda: done() > 2 * MIB, LONG_S, [pair.daemon, pair.backup])
-    assert pair.group()["state"] == "resyncing"
+    assert word_of(pair.group()) == "copying"
 
 
 def recovered(pair: Pair, run) -> bytes:
@@ -95,10 +96,13 @@ def test_guests_go_on_and_the_backup_gets_the_stream_and_then_the_rest(run):
     overflow(net, pair, load)
     said = backlog(pair)
     assert said["full_count"] == 0 and not said["writes_wait"]
-    assert said["on_disk"]["overflowed_since_unix_ms"] > 0
+    assert said["on_disk"]["overflowed"]
+    undoes = pair.group()["undoes"]
+    assert undoes["what"] == "since" and undoes["since_unix_ms"] > 0, undoes
     assert said["used_bytes"] <= BACKLOG_MIB * MIB
-    assert "the backlog was full at" in pair.group()["detail"]
-    assert "OVERFLOWED since" in pair.status_text()
+    assert "the backlog was full" in pair.group()["why"]["text"]
+    assert "OVERFLOWED:" in pair.status_text()
+    assert "everything since 20" in pair.status_text()
     assert not (pair.state_file.with_suffix(".backlog") / "sound").exists()
 
     net.wan.set(rate_bytes_per_s=4 * MIB, cut=False)
@@ -106,10 +110,10 @@ def test_guests_go_on_and_the_backup_gets_the_stream_and_then_the_rest(run):
     earlier = pair.export()
     assert oracle.violations_of_prefix(earlier) == []
     assert oracle.violations(earlier) != [], "the last writes are not there"
-    assert pair.group()["state"] == "overflowed"
+    assert word_of(pair.group()) == "unrecorded"
     goes_on(pair, load)
     net.wan.set(rate_bytes_per_s=0)
-    pair.wait_state("resyncing", "protected")
+    pair.wait_state("copying", "protected")
     load.finish()
     assert load.errors == []
     pair.wait_state("protected")
@@ -122,7 +126,8 @@ def test_guests_go_on_and_the_backup_gets_the_stream_and_then_the_rest(run):
     assert [log.index(step) for step in steps] == sorted(log.index(step) for step in steps)
     wait_until("it is over", lambda: "had been full" in pair.daemon.log.read_text(), LONG_S, [pair.daemon])
     wait_until("the limit is as before", lambda: backlog(pair)["limit_bytes"] == BACKLOG_MIB * MIB, LONG_S)
-    assert backlog(pair)["on_disk"]["overflowed_since_unix_ms"] is None
+    assert backlog(pair)["on_disk"]["overflowed"] is False
+    assert pair.group()["undoes"]["what"] in ("nothing", "lag")
 
     # A process that is killed later goes on with what is on disk, and does nothing again that is older.
     load = pair.load(oracle, "afterwards", depth=8)
@@ -185,7 +190,7 @@ def test_a_disaster_goes_back_to_before_it(run, when: str):
         net.wan.set(rate_bytes_per_s=16 * MIB, cut=False)
         wait_comparing(pair)
     net.wan.cut()
-    assert pair.group()["state"] != "protected", "it was to be the middle"
+    assert word_of(pair.group()) != "protected", "it was to be the middle"
     content = recovered(pair, run)
     load.vanish()
     image = pair.directory / "recovered.img"
@@ -205,7 +210,7 @@ def test_the_link_is_lost_again_on_the_way_back(run):
     overflow(net, pair, load)
     assert backlog(pair)["on_disk"]["overflows"] == 2
     net.wan.set(rate_bytes_per_s=0, cut=False)
-    pair.wait_state("resyncing", "protected")
+    pair.wait_state("copying", "protected")
     load.finish()
     assert load.errors == []
     pair.wait_state("protected")
@@ -266,7 +271,7 @@ def test_a_disk_that_fails_stops_no_guest(run):
     assert said["on_disk"]["failed"] and said["limit_bytes"] == MEMORY_MIB * MIB
     obstacle.rmdir()
     net.wan.mend()
-    pair.wait_state("resyncing", "protected")
+    pair.wait_state("copying", "protected")
     load.finish()
     assert load.errors == []
     pair.wait_state("protected")
@@ -287,7 +292,7 @@ def rewrite(rig: Rig, until: str) -> None:
 
     def wrote() -> bool:
         disk.write(last, content)
-        return rig.daemon.group()["state"] == until
+        return until in words_of(rig.daemon.group())
 
     wait_until(f"the group is {until}", wrote, NEVER_MIND_S, [rig.daemon.process])
     disk.close()
@@ -297,14 +302,14 @@ def overflowed_rig(run) -> tuple:
     """Clients were answered, and the link is cut for longer than the backlog holds."""
     rig, clients = answered_rig(run, PROTECTION)
     rig.net.wan.cut()
-    rewrite(rig, "overflowed")
+    rewrite(rig, "unrecorded")
     return rig, clients
 
 
 def test_nothing_leaves_until_the_sites_are_equal(run):
     """With the link and a lease, also with the whole stream at the backup, clients hear nothing without a record."""
     rig, clients = overflowed_rig(run)
-    rewrite(rig, "overflowed")
+    rewrite(rig, "unrecorded")
     lease = lambda: rig.daemon.group()["lease"]["held"]  # noqa: E731
     wait_until("the lease has ended", lambda: not lease(), NEVER_MIND_S, [rig.daemon.process])
     answered = len(clients.ledger.follow().confirmed)
@@ -314,14 +319,14 @@ def test_nothing_leaves_until_the_sites_are_equal(run):
     def is_protected() -> bool:
         confirmed = len(clients.ledger.follow().confirmed)
         group = rig.daemon.group()
-        if group["state"] in ("overflowed", "resyncing"):
+        if word_of(group) in ("unrecorded", "copying"):
             assert not gate_of(group)["open"], group
             assert confirmed == answered
-            seen.append((group["state"], group["lease"]["held"]))
-        return group["state"] == "protected"
+            seen.append((word_of(group), group["lease"]["held"]))
+        return word_of(group) == "protected"
 
     wait_until("the sites are equal", is_protected, NEVER_MIND_S, [rig.daemon.process])
-    assert ("overflowed", True) in seen and ("resyncing", True) in seen, "or the gate was shut for want of a lease"
+    assert ("unrecorded", True) in seen and ("copying", True) in seen, "or the gate was shut for want of a lease"
     clients.wait_for_more(100)
     check_recovery_without_primary(rig, clients)
 
@@ -333,7 +338,7 @@ def test_what_clients_were_told_is_in_a_recovery_while_it_is_overflowed(run):
     at_first = lag()
     rig.net.wan.set(rate_bytes_per_s=4 * MIB, cut=False)
     wait_until("a part has arrived", lambda: lag() < 0.7 * at_first, NEVER_MIND_S, [rig.daemon.process])
-    assert rig.daemon.group()["state"] == "overflowed"
+    assert word_of(rig.daemon.group()) == "unrecorded"
     ledger = clients.stop()
     rig.destroy_primary(cut_first=True)
     recovery = Recovery(rig, "--primary-is-dead")
@@ -352,29 +357,29 @@ def test_a_group_that_degrades_says_so_until_all_is_compared(run):
     )
     rig, clients = answered_rig(run, protection)
     rig.net.wan.cut()
-    rig.daemon.wait_state("degraded", NEVER_MIND_S)
-    overflowed = lambda: writer_of(rig.daemon.group())["backlog"]["on_disk"]["overflowed_since_unix_ms"]  # noqa: E731
+    rig.daemon.wait_state("told", NEVER_MIND_S)
+    overflowed = lambda: writer_of(rig.daemon.group())["backlog"]["on_disk"]["overflowed"]  # noqa: E731
     disk = nbdwire.Connection(rig.daemon.runtime / DRILL / DRILL_MEMBER / "data.sock", "data", timeout_s=LONG_S)
     last = (PROCESS_DISK_MIB - 1) * MIB
     content = disk.read(last, MIB)
 
     def wrote() -> bool:
         disk.write(last, content)
-        return overflowed() is not None
+        return overflowed()
 
     wait_until("it overflows", wrote, NEVER_MIND_S, [rig.daemon.process])
     disk.close()
     clients.wait_for_more(100)
     rig.net.wan.set(rate_bytes_per_s=8 * MIB, cut=False)
-    seen: set[str] = set()
+    seen: set[bool] = set()
 
     def is_compared() -> bool:
         group = rig.daemon.group()
-        seen.add(group["state"])
+        seen.add(group["told"] is not None)
         return "the sites are equal again" in rig.daemon.process.log.read_text()
 
     wait_until("all is compared", is_compared, NEVER_MIND_S, [rig.daemon.process])
-    assert seen == {"degraded"}
+    assert seen == {True}
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     clients.wait_for_more(100)
     check_recovery_without_primary(rig, clients)

@@ -11,6 +11,7 @@ from tidelock_testbed.oracle import Oracle
 from tidelock_testbed.pair import GROUP, HOST, MEMBER, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import run_command, wait_until
+from tidelock_testbed.risk import word_of
 
 OTHER = "host-b"
 LISTED = f'[[group]]\nname = "{GROUP}"\nhosts = ["{HOST}", "{OTHER}"]\n'
@@ -47,7 +48,7 @@ def test_a_listed_host_takes_no_member_of_another_until_the_operator_moves_it(ru
     thief.disk.write_bytes(b"\xee" * thief.disk.stat().st_size)
     thief.start_daemon()
     assert f"belongs to host {HOST}" in refused(thief)
-    assert pair.group()["state"] == "protected"
+    assert word_of(pair.group()) == "protected"
     assert pair.backup_group()["writers"][0]["host"] == HOST
     pair.check_sites(oracle)
 
@@ -128,7 +129,7 @@ def test_a_fence_outlives_a_backup_that_was_reverted(run):
         pair.start_daemon()
         wait_until("the link is up", lambda: pair.status()["link"]["state"] == "connected", 60, [pair.daemon])
         group = pair.group()
-        assert group["state"] == "fenced" and not group["lease"]["held"], group
+        assert word_of(group) == "fenced" and not group["lease"]["held"], group
         assert "was recovered" in group["detail"] and f"tidelock unfence {GROUP}" in group["detail"], group["detail"]
         assert pair.backup_group()["writers"][0]["connected_since_unix_ms"] is None
     unfence = [BIN / "tidelock", "unfence", GROUP, "--yes", "--config", pair.host_config]

@@ -135,7 +135,7 @@ def test_a_clean_stop_costs_nothing_also_if_the_next_start_is_cut_short(run):
     pair.backup.signal(signal.SIGSTOP)
     for _ in range(2):
         pair.start_daemon()
-        pair.wait_state("waiting-for-backup", "disconnected")
+        pair.wait_state("disconnected")
         pair.kill(pair.daemon)
     pair.backup.signal(signal.SIGCONT)
     pair.start_daemon()
@@ -240,7 +240,7 @@ def test_a_backlog_of_a_killed_daemon_is_not_done_again_on_a_disk_that_others_ha
     pair.kill(pair.daemon)
     move(pair)
     pair.start_daemon()
-    pair.wait_state("waiting-for-backup", "disconnected")
+    pair.wait_state("disconnected")
     assert pair.disk.read_bytes() == bytes(DISK_MIB * MIB)
     net.wan.mend()
     pair.wait_state("protected")

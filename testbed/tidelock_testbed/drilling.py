@@ -234,7 +234,7 @@ class Drill:
     @property
     def settled(self) -> str:
         """The state of a group that is as protected as its mode allows."""
-        return "replicating" if self.knobs.mode == "async" else "protected"
+        return "following" if self.knobs.mode == "async" else "protected"
 
     def load(self) -> None:
         """Clients at work for a random while, and on a slow machine until there is something to judge."""

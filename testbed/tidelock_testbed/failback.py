@@ -17,6 +17,8 @@ import json
 import re
 from pathlib import Path
 
+from tidelock_testbed.risk import word_of
+
 from .backupserver import BackupServer
 from .drilling import CONFIRMED_MIN, NEVER_MIND_S, SERVED_AGAIN, CopyWatch, Drill
 from .guest import Guest
@@ -121,7 +123,7 @@ class Failback(Drill):
         began = self.event("adoption begins")
         self.daemon.adopt("--qmp", self.qmp, "--prepare")
         self.daemon.start()
-        self.daemon.wait_state("unprotected", 60, [*self.guest.processes])
+        self.daemon.wait_state("unrecorded", 60, [*self.guest.processes])
         told = json.loads(self.daemon.adopt("--qmp", self.qmp, "--json"))
         self.adopted_at = self.event("adopted")
         self.first_answer(self.adopted_at, self.guest)
@@ -226,7 +228,7 @@ class Failback(Drill):
         last = max(at for at in self.ledger.confirmed.values() if at < self.home_at)
         waited = [line for line in self.recovery.lines if "waiting until" in line]
         self.check("the recovery at home waited for no lease to end", not waited)
-        fenced = self.daemon.group()["state"] == "fenced"
+        fenced = word_of(self.daemon.group()) == "fenced"
         self.check("the daemon that has handed the group over knows that it is fenced", fenced)
         note = (
             f"the switch home was a pause of {self.home_at - last:.2f} s for clients, from the last answer to the first"

@@ -15,6 +15,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from tidelock_testbed.risk import word_of
+
 from .appdrill import AppDrill, TwoWriters
 from .backupserver import BackupServer
 from .bootfile import link_boot_files
@@ -155,7 +157,7 @@ class GoesHome(AppDrill):
         answer = self.recovery.answers[self.rig.name]
         self.check("nothing was waited for", answer["primary_declared_dead"] is False)
         self.check("nothing was left out", all(writer["left_out"] == 0 for writer in answer["writers"]))
-        self.check("the whole group is fenced where it was", self.daemon.group()["state"] == "fenced")
+        self.check("the whole group is fenced where it was", word_of(self.daemon.group()) == "fenced")
         seqs = ",".join(f"{member}={seq}" for member, seq in over["seqs"].items())
         for disk, image in self.images.items():
             member, name = disk.split(".")
@@ -271,7 +273,7 @@ class ByAdoption(GoesHome):
         began = self.event("adoption begins")
         self.daemon.adopt(*monitors, "--prepare", group=fleet.name)
         self.daemon.start()
-        self.daemon.wait_state("unprotected", NEVER_MIND_S, before, name=fleet.name)
+        self.daemon.wait_state("unrecorded", NEVER_MIND_S, before, name=fleet.name)
         self.wait_answers(began)
         told = json.loads(self.daemon.adopt(*monitors, "--json", group=fleet.name))
         adopted_at = self.event("adopted")

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidelock_testbed.risk import word_of, words_of
+
 from .net import GuestNet
 from .netns import Netns
 from .paths import BIN
@@ -249,13 +251,15 @@ class HostDaemon:
             group = self.group(name)
             if on_group:
                 on_group(group)
-            return group["state"] == state
+            return state in words_of(group)
 
         try:
             wait_until(f"the group is {state}", reached, timeout_s, [self.process, *needs], every_s=0.1)
         except TimeoutError as error:
             group = self.group(name)
-            raise TimeoutError(f"{error}\nthe group is {group['state']}: {group['detail']}") from None
+            raise TimeoutError(
+                f"{error}\nthe group is {word_of(group)}: {group['why']['text']}; {group['detail']}"
+            ) from None
 
 
 def writer_of(group: dict) -> dict:

@@ -16,6 +16,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidelock_testbed.risk import word_of, words_of
+
 from .hostdaemon import ControlClient, writer_of
 from .net import Net, Reversed
 from .oracle import Load, Oracle
@@ -262,7 +264,7 @@ class Pair:
 
         def reached() -> bool:
             seen[:] = [self.group()]
-            return seen[0]["state"] in states
+            return not words_of(seen[0]).isdisjoint(states)
 
         try:
             wait_until(f"the group is {' or '.join(states)}", reached, LONG_S, [self.daemon])
@@ -274,7 +276,7 @@ class Pair:
         """Both, until the group is protected."""
         self.start_backup()
         self.start_daemon()
-        self.wait_state("protected", "replicating")
+        self.wait_state("protected", "following")
 
     def load(self, oracle: Oracle, seed: str, depth: int = 16) -> Load:
         """A guest that writes."""
@@ -293,7 +295,7 @@ class Pair:
         def settled() -> bool:
             group = self.group()
             writer = writer_of(group)
-            return group["state"] in ("protected", "replicating") and writer["lag"]["writes"] == 0
+            return word_of(group) in ("protected", "following") and writer["lag"]["writes"] == 0
 
         try:
             wait_until("the stream settles", settled, LONG_S, [self.daemon])

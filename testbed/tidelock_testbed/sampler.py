@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
+from tidelock_testbed.risk import words_of
+
 from .guest import Guest
 from .hostdaemon import ControlClient, HostDaemon, gate_of, writer_of
 from .views import Views
@@ -58,6 +60,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
+        self._words: set[str] = set()
         self._at_rows = _Asker(self.daemon)
         self.guest.on_rows = self._take_rows
         self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
@@ -84,8 +87,9 @@ class Sampler:
 
     def _take(self, at: float, group: dict) -> None:
         self.group = group
-        if not self.states or self.states[-1][1] != group["state"]:
-            self.states.append((at, group["state"]))
+        words = words_of(group)
+        self.states.extend((at, word) for word in sorted(words - self._words))
+        self._words = words
         writer, gate = writer_of(group), gate_of(group)
         self.views.add(at, writer["pending"])
         self.extremes.take(writer, gate)
@@ -106,7 +110,7 @@ class FleetSampler:
         """The last status of each member, as its own host says it."""
         self.views = {name: Views() for name in writers}
         self._daemons, self._guests = daemons, [guest for guest, _ in writers.values()]
-        self._last: dict[tuple[str, str], str] = {}
+        self._last: dict[tuple[str, str], set[str]] = {}
         self._stopping = threading.Event()
         for name, (guest, daemon) in writers.items():
             guest.on_rows = partial(self._take_rows, name, _Asker(daemon))
@@ -130,9 +134,10 @@ class FleetSampler:
 
     def _take(self, at: float, host: str, group: dict) -> None:
         where = (group["name"], host)
-        if self._last.get(where) != group["state"]:
-            self._last[where] = group["state"]
-            self.states.append((at, f"{group['name']} on {host} {group['state']}"))
+        words = words_of(group)
+        new = sorted(words - self._last.get(where, set()))
+        self.states.extend((at, f"{group['name']} on {host} {word}") for word in new)
+        self._last[where] = words
         for member in group["members"]:
             name, writer, gates = member["name"], member["writer"], member["gates"]
             if writer or gates:

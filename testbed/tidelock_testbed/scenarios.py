@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
+from tidelock_testbed.risk import word_of
+
 from .appdrill import APP_DRILLS
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
 from .failback import Failback
@@ -128,7 +130,7 @@ class DuringCopy(Drill):
         self.load_to = time.monotonic()
         group = self.rig.daemon.group()
         CopyWatch(at_once=True).show(group)
-        state = group["state"]
+        state = word_of(group)
         self.disaster()
         say("backup: asked to recover, it must refuse")
         reason = Recovery(self.rig, "--primary-is-dead").refusal(60)
@@ -139,9 +141,9 @@ class DuringCopy(Drill):
         self.entry.rpo_ms = round((self.disaster_at - min(ledger.confirmed.values())) * 1e3, 1)
         self.entry.notes.append(f"recover said: {reason}")
         self.measure(ledger)
-        self.check("the disaster came during the initial copy", state == "initialising")
+        self.check("the disaster came during the initial copy", state == "copying")
         states = {name for _, name in self.sampler.states}
-        self.check("until then nothing claimed to be protected", not states & {"protected", "replicating"})
+        self.check("until then nothing claimed to be protected", not states & {"protected", "following"})
         self.check("recover refused and said why", "copy" in reason)
         self.conclude()
 
@@ -210,7 +212,7 @@ class Grace(Drill):
         last = self.last_answer()
         self.readers.process.kill()
         self.check("the old primary answered no reader once the group was recovered", last < self.gone_at)
-        self.check("the old primary knows that it is fenced", rig.daemon.group()["state"] == "fenced")
+        self.check("the old primary knows that it is fenced", word_of(rig.daemon.group()) == "fenced")
         note = f"the old primary's last answer to a reader came {last - self.disaster_at:.1f} s after the cut"
         self.entry.notes.append(f"{note}, the recovery {seconds:.1f} s after it")
         self.entry.notes.append("clients were kept with the old primary for some seconds more: part of the first reply")

@@ -66,11 +66,13 @@ fn copy(writer: &WriterStatus) -> &'static str {
         CopyState::Seeded if writer.host.is_none() => {
             "seeded, no host has compared it: only what was seeded can be recovered"
         }
-        CopyState::Seeded => "initialising: only what was seeded can be recovered yet",
+        CopyState::Seeded => "copying: only what was seeded can be recovered yet",
         CopyState::Empty => "nothing has arrived yet: nothing can be recovered",
-        CopyState::Partial => "initialising: nothing can be recovered yet",
+        CopyState::Partial => "copying: nothing can be recovered yet",
         CopyState::Whole => "whole",
-        CopyState::Resyncing => "resyncing: recoverable as it was before the resync",
+        CopyState::Resyncing => {
+            "copying: the sites are compared; recoverable as it was before that"
+        }
     }
 }
 
@@ -313,7 +315,9 @@ mod tests {
         for part in ["after 30 s", "serve-unprotected", "DEGRADED   since 2023-11-14T22:13:20Z"] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        for part in ["STALLED", "no room", "seq 9, committed 5", "not connected", "resyncing"] {
+        for part in
+            ["STALLED", "no room", "seq 9, committed 5", "not connected", "the sites are compared"]
+        {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

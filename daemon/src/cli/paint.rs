@@ -1,6 +1,6 @@
 //! Colours, only where a person reads them.
 
-use crate::status::GroupState;
+use crate::status::{GroupStatus, Kind};
 use std::io::IsTerminal;
 
 /// Whether to use colours.
@@ -52,25 +52,13 @@ impl Paint {
     }
 }
 
-/// How a state is to be seen.
+/// How a group is to be seen.
 #[must_use]
-pub fn tone_of(state: GroupState) -> Tone {
-    match state {
-        GroupState::Protected | GroupState::Replicating => Tone::Good,
-        GroupState::Initialising
-        | GroupState::Resyncing
-        | GroupState::WaitingForBackup
-        | GroupState::Stopping => Tone::Watch,
-        GroupState::Degraded
-        | GroupState::Unprotected
-        | GroupState::Unheld
-        | GroupState::Overflowed
-        | GroupState::Differs
-        | GroupState::Disconnected
-        | GroupState::Stalled
-        | GroupState::NoHeartbeat
-        | GroupState::Fenced
-        | GroupState::Superseded => Tone::Bad,
+pub fn tone_of(group: &GroupStatus) -> Tone {
+    match group.risk.why.kind {
+        _ if group.is_fine() => Tone::Good,
+        Kind::Copying if group.risk.told.is_none() => Tone::Watch,
+        _ => Tone::Bad,
     }
 }
 
@@ -85,9 +73,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_fine_state_is_green() {
-        for state in GroupState::ALL {
-            assert_eq!(tone_of(state) == Tone::Good, state.is_fine());
+    fn only_a_group_that_is_fine_is_green() {
+        let mut group = crate::status::example::status().groups.remove(0);
+        for kind in Kind::ALL {
+            group.risk.why.kind = kind;
+            group.protected = group.risk.is_protected();
+            assert_eq!(tone_of(&group) == Tone::Good, kind == Kind::Following);
         }
     }
 }

@@ -7,8 +7,8 @@ use crate::config::certificate_warning;
 use crate::stats::LatencySnapshot;
 use crate::status::{
     ActivityCompares, ActivityStatus, BacklogOnDiskStatus, CopyStatus, DiskStatus, ElsewhereStatus,
-    GateStatus, GroupState, GroupStatus, HeartbeatStatus, LinkState, LinkStatus, MemberStatus,
-    MissingStatus, Role, Status, TaggingStatus, VerifyStatus, WriterStatus,
+    GateStatus, GroupStatus, HeartbeatStatus, Kind, LinkState, LinkStatus, MemberStatus,
+    MissingStatus, Risk, Role, Status, TaggingStatus, Told, Undoes, VerifyStatus, WriterStatus,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -64,33 +64,58 @@ fn link(link: &LinkStatus, paint: Paint) -> String {
     text
 }
 
-/// Since when replies leave that the backup does not cover.
-pub(super) fn degraded(group: &GroupStatus) -> Option<String> {
-    let since = human::utc(group.degraded_since_unix_ms?);
-    Some(match group.state {
-        GroupState::Unprotected => format!("unprotected since {since}"),
-        _ => format!("degraded since {since} ({})", group.when_unreachable),
-    })
+/// A group's word: it is protected, or why not.
+pub(super) fn word(group: &GroupStatus) -> &'static str {
+    if group.protected { "protected" } else { group.risk.why.kind.name() }
+}
+
+/// What a disaster now would undo, and who may have been told of it.
+pub(super) fn risk(risk: &Risk) -> String {
+    let undoes = match risk.undoes {
+        Undoes::Nothing => "nothing: the backup has everything".to_owned(),
+        Undoes::Lag(lag) if lag.writes == 0 => {
+            "nothing that waits to be sent; the backup has not said that it has everything"
+                .to_owned()
+        }
+        Undoes::Lag(lag) => {
+            let (writes, bytes) = (human::count(lag.writes, "write"), human::bytes(lag.bytes));
+            format!("the lag: {writes}, {bytes}, oldest {}", human::ms(lag.ms))
+        }
+        Undoes::Since { since_unix_ms: Some(since) } => {
+            format!("everything since {}", human::utc(since))
+        }
+        Undoes::Since { since_unix_ms: None } => {
+            "everything since the backup's last whole state, of a time before this run".to_owned()
+        }
+        Undoes::Everything => "everything: nothing can be recovered".to_owned(),
+    };
+    let told = match risk.told {
+        None => "no client was told of it".to_owned(),
+        Some(Told { since_unix_ms, leaves: true }) => {
+            format!("clients may be told of it, since {}", human::utc(since_unix_ms))
+        }
+        Some(Told { since_unix_ms, leaves: false }) => format!(
+            "clients may have been told of it since {}, and replies are held again",
+            human::utc(since_unix_ms)
+        ),
+    };
+    format!("{undoes}; {told}")
+}
+
+/// The tone of what a disaster would undo.
+pub(super) fn risk_tone(group: &GroupStatus) -> Tone {
+    if group.risk.told.is_some() && !group.is_fine() { Tone::Bad } else { tone_of(group) }
 }
 
 fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
-    let state = paint.tone(tone_of(group.state), &group.state.name().to_uppercase());
-    let title = format!("{state} for {}", human::ms(group.state_age_ms));
+    let word = paint.tone(tone_of(group), &word(group).to_uppercase());
+    let title = format!("{word} for {}", human::ms(group.why_age_ms));
     line(out, 0, "group", &format!("{}: {title}", paint.tone(Tone::Strong, &group.name)));
-    line(out, 2, "", group.state.meaning());
+    line(out, 2, "", &group.risk.why.text);
     if let Some(detail) = &group.detail {
         line(out, 2, "", detail);
     }
-    if let Some(unprotected) = group.unprotected_for_ms {
-        let text = format!(
-            "clients may have seen what a disaster would undo, for {}",
-            human::ms(unprotected)
-        );
-        line(out, 2, "", &paint.tone(Tone::Bad, &text));
-    }
-    if let Some(text) = degraded(group) {
-        line(out, 2, "", &paint.tone(Tone::Bad, &text));
-    }
+    line(out, 2, "undone", &paint.tone(risk_tone(group), &risk(&group.risk)));
     let mut mode = group.mode.to_string();
     if group.mode != group.configured_mode {
         write!(mode, " (configured: {})", group.configured_mode).expect("a String takes all");
@@ -113,7 +138,7 @@ fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
         line(out, 2, "tags", &paint.tone(tone, &text));
     }
     for member in &group.members {
-        render_member(out, member, group.state, paint);
+        render_member(out, member, group.risk.why.kind, paint);
     }
     for member in &group.elsewhere {
         line(out, 2, "member", &elsewhere(member, paint));
@@ -155,11 +180,11 @@ fn roles(roles: &[Role]) -> String {
     roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn render_member(out: &mut String, member: &MemberStatus, state: GroupState, paint: Paint) {
+fn render_member(out: &mut String, member: &MemberStatus, kind: Kind, paint: Paint) {
     let name = paint.tone(Tone::Strong, &member.name);
     line(out, 2, "member", &format!("{name}: {} here", roles(&member.roles)));
     if let Some(writer) = &member.writer {
-        render_writer(out, writer, state, paint);
+        render_writer(out, writer, kind, paint);
     }
     for gate in &member.gates {
         line(out, 4, "gate", &render_gate(gate, paint));
@@ -211,9 +236,9 @@ fn exposure(activity: &ActivityStatus, paint: Paint) -> String {
     }
 }
 
-fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, paint: Paint) {
+fn render_writer(out: &mut String, writer: &WriterStatus, kind: Kind, paint: Paint) {
     let lag = &writer.lag;
-    let text = if lag.writes == 0 && state == GroupState::Unprotected {
+    let text = if lag.writes == 0 && matches!(kind, Kind::Unrecorded | Kind::Copying) {
         "none of what is recorded; what was written before is to be compared".to_owned()
     } else if writer.backup_has_all {
         "none: the backup has everything".to_owned()
@@ -270,10 +295,8 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
 
 /// What of the backlog is not in memory.
 fn backlog_on_disk(on_disk: &BacklogOnDiskStatus, paint: Paint) -> String {
-    if let Some(since) = on_disk.overflowed_since_unix_ms {
-        let since = human::utc(since);
-        let text = format!("OVERFLOWED since {since}: nothing that the guest writes is recorded");
-        return paint.tone(Tone::Bad, &text);
+    if on_disk.overflowed {
+        return paint.tone(Tone::Bad, "OVERFLOWED: nothing that the guest writes is recorded");
     }
     if on_disk.failed {
         return paint.tone(Tone::Bad, "FAILED: the backlog is in memory only, and full sooner");
@@ -403,7 +426,7 @@ pub(super) fn latency(latency: &LatencySnapshot) -> Option<String> {
 mod tests {
     use super::*;
     use crate::status::example::status;
-    use crate::status::{CopyKindStatus, GroupState};
+    use crate::status::{CopyKindStatus, LagStatus};
     use crate::verified::Verified;
     use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
@@ -415,7 +438,8 @@ host     host-a, up 3 h 12 min
 link     connected to backup.example.org:9640 for 3 h 12 min
 
 group    shop: PROTECTED for 3 h 10 min
-           a disaster now would undo nothing that a client was told
+           the backup has every write but those on their way
+  undone   the lag: 12 writes, 48 KiB, oldest 52 ms; no client was told of it
   mode     pipelined, epoch 1
   lease    held, 8.1 s left (of 10 s, grace 15 s)
   tags     HLC, watermark 60 ms behind the newest record
@@ -477,11 +501,12 @@ group    shop: PROTECTED for 3 h 10 min
         status.virtual_machine = Some("a virtual machine: a pause is noticed".into());
         status.link.problem = Some("connection refused".into());
         let group = &mut status.groups[0];
-        group.state = GroupState::Degraded;
+        group.risk.why.kind = Kind::Disconnected;
+        group.risk.undoes = Undoes::Lag(LagStatus { writes: 2, bytes: 2048, ms: 3_000 });
+        group.risk.told = Some(Told { since_unix_ms: 1_700_000_000_123, leaves: true });
+        group.protected = false;
         group.mode = Mode::Async;
-        group.unprotected_for_ms = Some(61_000);
         group.when_unreachable = "async after 30s".into();
-        group.degraded_since_unix_ms = Some(1_700_000_000_123);
         group.lease.held = false;
         group.watermark_lag_ms = Some(61_000);
         group.elsewhere[0].host = None;
@@ -519,11 +544,10 @@ group    shop: PROTECTED for 3 h 10 min
             "DISCONNECTED from backup.example.org:9640 for 3 h 12 min, PLAINTEXT, the own certificate ends in 5d: issue a new one with \
              `tidelock pki issue`, it is taken up at the next connection, next attempt in 1.5 s\n         connection refused",
             "a virtual machine: a pause is noticed",
-            "shop: DEGRADED",
-            "clients may have seen what a disaster would undo, for 1 min 1 s",
+            "shop: DISCONNECTED",
+            "undone   the lag: 2 writes, 2 KiB, oldest 3 s; clients may be told of it, since 2023-11-14T22:13:20Z",
             "async (configured: pipelined), async after 30s, epoch 1",
             "not held, and the mode needs none",
-            "degraded since 2023-11-14T22:13:20Z (async after 30s)",
             "nothing waits to be sent; the backup does not have everything, or has not said so",
             "FULL: 3 requests of the guest wait",
             "resync [###################.] 99.9 %, 97.7 KiB of 97.7 KiB, 0 B/s, standing still",
@@ -539,9 +563,35 @@ group    shop: PROTECTED for 3 h 10 min
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
-        status.groups[0].state = GroupState::Unprotected;
+        let group = &mut status.groups[0];
+        group.risk.why.kind = Kind::Unrecorded;
+        group.risk.told = Some(Told { since_unix_ms: 1_700_000_000_123, leaves: false });
+        group.risk.undoes = Undoes::Since { since_unix_ms: None };
         let text = render(&status, Paint::PLAIN);
-        assert!(text.contains("unprotected since 2023-11-14T22:13:20Z\n"), "{text}");
+        let undone = "undone   everything since the backup's last whole state, of a time before this run; clients may have been told \
+                      of it since 2023-11-14T22:13:20Z, and replies are held again\n";
+        assert!(text.contains(undone), "{text}");
         assert!(!text.contains("the backup has everything"), "{text}");
+    }
+
+    #[test]
+    fn what_a_disaster_would_undo_is_said_in_words() {
+        let of = |undoes| risk(&Risk { undoes, ..status().groups.remove(0).risk });
+        assert_eq!(
+            of(Undoes::Nothing),
+            "nothing: the backup has everything; no client was told of it"
+        );
+        assert_eq!(
+            of(Undoes::Since { since_unix_ms: Some(1_700_000_000_123) }),
+            "everything since 2023-11-14T22:13:20Z; no client was told of it"
+        );
+        assert_eq!(
+            of(Undoes::Lag(LagStatus::default())),
+            "nothing that waits to be sent; the backup has not said that it has everything; no client was told of it"
+        );
+        assert_eq!(
+            of(Undoes::Everything),
+            "everything: nothing can be recovered; no client was told of it"
+        );
     }
 }

@@ -4,7 +4,7 @@
 
 use super::human;
 use super::paint::{Paint, Tone, tone_of};
-use super::status_text::{degraded, elsewhere, heartbeat, latency, tags};
+use super::status_text::{elsewhere, heartbeat, latency, risk, risk_tone, tags, word};
 use crate::control::Client;
 use crate::status::{GroupStatus, LinkState, MemberStatus, Status};
 use anyhow::Context;
@@ -225,7 +225,7 @@ impl View {
             let mark = if index == self.selected { ">" } else { " " };
             let cells = [
                 Span::from(format!("{mark}{}", group.name)).bold(),
-                Span::styled(group.state.name().to_uppercase(), style(tone_of(group.state))),
+                Span::styled(word(group).to_uppercase(), style(tone_of(group))),
                 group.mode.to_string().into(),
                 human::bytes(sample.lag_bytes).into(),
                 human::ms(sample.lag_ms).into(),
@@ -310,16 +310,10 @@ fn wrapped_height(lines: &[Line<'_>], width: u16) -> u16 {
 }
 
 fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::from(group.state.meaning()).style(style(tone_of(group.state)))];
+    let mut lines = vec![Line::from(group.risk.why.text.to_string()).style(style(tone_of(group)))];
     lines.extend(group.detail.clone().map(Line::from));
-    if let Some(unprotected) = group.unprotected_for_ms {
-        let text = format!(
-            "clients may have seen what a disaster would undo, for {}",
-            human::ms(unprotected)
-        );
-        lines.push(Line::styled(text, style(Tone::Bad)));
-    }
-    lines.extend(degraded(group).map(|text| Line::styled(text, style(Tone::Bad))));
+    let text = format!("a disaster now would undo {}", risk(&group.risk));
+    lines.push(Line::styled(text, style(risk_tone(group))));
     lines
         .extend(tags(group).map(|(text, tone)| Line::styled(format!("tags  {text}"), style(tone))));
     for member in &group.members {
@@ -390,7 +384,7 @@ fn style(tone: Tone) -> Style {
 mod tests {
     use super::*;
     use crate::status::example::status;
-    use crate::status::{CopyKindStatus, CopyStatus, GroupState};
+    use crate::status::{CopyKindStatus, CopyStatus, Kind, Why};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -421,15 +415,18 @@ mod tests {
             left_ms: Some(30_720),
             because: None,
         });
-        now.groups[0].state = GroupState::Initialising;
+        now.groups[0].protected = false;
+        now.groups[0].risk.why =
+            Why { kind: Kind::Copying, text: "nothing can be recovered yet".into() };
         view.take(now);
         let screen = screen(&view);
         for text in [
             "host-a",
             "connected to",
             ">shop",
-            "INITIALISING",
-            "nothing could be recovered yet",
+            "COPYING",
+            "nothing can be recovered yet",
+            "a disaster now would undo the lag: 12 writes",
             "2000",
             "8 MiB/s",
             "db backlog 1 MiB of 256 MiB",

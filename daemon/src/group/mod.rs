@@ -4,6 +4,8 @@
 //! |---|---|
 //! | this | the loop's state, and what surrounds it |
 //! | `policy` | the mode in force, degrading and holding again, by [`crate::degrade`] |
+//! | `told` | whether clients may have been told what a disaster would undo |
+//! | `standing` | what a disaster now would undo, as status says it |
 //! | `switching` | the switch to the backup site, by [`crate::handover`] |
 //!
 //! The driver ([`crate::host`]) calls [`GroupLoop::look`] ten times a second, and [`GroupLoop::look_at_switch`] while a
@@ -12,23 +14,28 @@
 //! Invariants: nothing leaves unheld that is not on record before; the gate is shut for good only when that is on record.
 
 mod policy;
+mod standing;
 mod switching;
+mod told;
 
 pub use switching::SwitchError;
 
 use crate::degrade::{Degrade, Standing};
 use crate::link::GateControl;
 use crate::link::port::ToLink;
-use crate::owner::{Clocks, Phase, ToOwner};
+use crate::owner::{Clocks, Gap, Phase, ToOwner};
 use crate::stats::LinkStats;
+use crate::status::Told;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use switching::Stage;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{Form, Mode, Policy};
 use tidelock_protocol::vector::CountVector;
+use told::Telling;
 
 /// A group's settings, as far as its loop goes by them.
 #[derive(Clone, Debug)]
@@ -67,14 +74,22 @@ pub struct Member {
 pub struct Writer {
     /// The owner loop's phase.
     pub phase: Phase,
+    /// The gap between the sites.
+    pub gap: Option<Gap>,
+    /// The backup has a newer run of this host's daemon.
+    pub is_superseded: bool,
+    /// A heartbeat has not come back.
+    pub heartbeat_lost: bool,
     /// Clients may be answered before the backup was reached.
     pub may_answer_unreached: bool,
     /// A disk that has failed a flush, and why.
     pub failed_disk: Option<(String, String)>,
     /// The sites were found to differ.
     pub differs: bool,
-    /// Writes that the backup lacks.
-    pub lag_writes: u64,
+    /// P\[self\].
+    pub published: Seq,
+    /// The last seq that the backup has acknowledged.
+    pub durable: Seq,
     /// C and the watermark as the backup has told them.
     pub told: (CountVector, Hlc),
 }
@@ -102,6 +117,8 @@ pub trait Surroundings {
     fn members(&self) -> Vec<Member>;
     /// `None`: no member of the group here has a network.
     fn gate(&self) -> Option<GateSight>;
+    /// True if packets of a guest may leave beside the gate, or may have left so since the last time that this was asked.
+    fn left_unheld(&mut self) -> bool;
     /// Packets that are held; `None`: not known at this moment.
     fn held_packets(&self) -> Option<u64>;
     /// A local disk that does not answer, for people.
@@ -127,6 +144,7 @@ pub struct GroupLoop {
     /// As the operator wants it.
     wanted: Mode,
     degrade: Degrade,
+    telling: Telling,
     /// An error of the record was logged.
     error_said: bool,
     stage: Stage,
@@ -141,6 +159,8 @@ pub struct GroupView {
     pub mode: Mode,
     /// The standing without the backup.
     pub standing: Standing,
+    /// Whether clients may have been told what a disaster would undo.
+    pub told: Option<Told>,
     /// The gate was opened before the backup was reached, and that is not over.
     pub is_unreached: bool,
     /// Mode async is wanted, and not in force before the backup has heard of this run.
@@ -168,6 +188,7 @@ impl GroupLoop {
         Self {
             wanted: settings.mode,
             degrade: Degrade::new(settings.after_ms, degraded_since_unix_ms),
+            telling: Telling::default(),
             error_said: false,
             stage: Stage::found(switched_at_unix_ms),
             settings,
@@ -181,6 +202,7 @@ impl GroupLoop {
             wanted: self.wanted,
             mode: self.mode(),
             standing: self.degrade.standing(),
+            told: self.told(),
             is_unreached: self.degrade.is_unreached(),
             awaits_contact: self.wanted == Mode::Async && self.degrade.awaits_contact(),
             switched_at_unix_ms: self.switched_at_unix_ms(),

@@ -18,6 +18,7 @@ impl GroupLoop {
             self.degrade.await_contact();
         }
         self.gate_and_writers(mode_at_start(self.settings.mode), self.mode(), around);
+        self.look_at_told(around);
         // Packets that a killed run had let out are asked for, also on behalf of others.
         if self.degrade.since_unix_ms().is_some() && self.settings.is_of_several {
             ask_floor(around);
@@ -27,6 +28,12 @@ impl GroupLoop {
     /// Follows the policy. To be called several times in the shortest time that can be configured. Returns what has
     /// happened, if anything has.
     pub fn look(&mut self, around: &mut dyn Surroundings) -> Option<Step> {
+        let step = self.follow_policy(around);
+        self.look_at_told(around);
+        step
+    }
+
+    fn follow_policy(&mut self, around: &mut dyn Surroundings) -> Option<Step> {
         let members = around.members();
         let opens_unreached = opens_unreached(&members, around);
         let is_in_contact = || members.iter().all(|member| member.link.is_policy_kept());
@@ -113,6 +120,7 @@ impl GroupLoop {
         }
         self.change_mode(before, around);
         self.tell_policy(around);
+        self.look_at_told(around);
     }
 
     fn tell_policy(&self, around: &mut dyn Surroundings) {
@@ -147,7 +155,7 @@ impl GroupLoop {
         }
     }
 
-    fn sight(&self, members: &[Member], around: &dyn Surroundings) -> Sight {
+    pub(super) fn sight(&self, members: &[Member], around: &dyn Surroundings) -> Sight {
         let clocks = around.clocks();
         let writers = || members.iter().filter_map(|member| member.writer.as_ref());
         let links = || members.iter().map(|member| &member.link);
@@ -179,15 +187,7 @@ impl GroupLoop {
                         && !is_in(Phase::Overflowed)
                 }
             },
-            is_whole: ![
-                Phase::WaitingForBackup,
-                Phase::Unrecorded,
-                Phase::Overflowed,
-                Phase::Initialising,
-                Phase::Resyncing,
-            ]
-            .into_iter()
-            .any(is_in),
+            is_whole: !writers().any(|writer| writer.gap.is_some()),
             is_complete: self.mode() != Mode::Async
                 && members.iter().all(|member| member.control.awaits_floor().is_none()),
             is_applied: gate.as_ref().is_none_or(|gate| gate.is_applied),
@@ -206,6 +206,11 @@ impl GroupLoop {
         let mut links = members.iter().map(|member| &member.link);
         links.all(|link| link.lease_sent_at().is_some_and(|at| now < until(at)))
     }
+}
+
+/// True if the backup has nothing of a writer in this phase that could be recovered, or is not known to.
+pub(super) fn is_unrecoverable(phase: Phase) -> bool {
+    matches!(phase, Phase::Initialising | Phase::WaitingForBackup)
 }
 
 fn ask_floor(around: &mut dyn Surroundings) {

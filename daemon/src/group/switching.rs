@@ -107,10 +107,11 @@ impl Sight for Seen<'_> {
             return "it is not connected".to_owned();
         }
         let members = self.around.members();
-        let writers = members.iter().filter_map(|member| member.writer.as_ref());
+        let lag_writes =
+            members.iter().filter_map(|of| Some(of.writer.as_ref()?.lag_writes(&of.link)));
         format!(
             "it still lacks {} writes, and {} packets wait",
-            writers.map(|writer| writer.lag_writes).sum::<u64>(),
+            lag_writes.sum::<u64>(),
             self.around.held_packets().unwrap_or(0)
         )
     }

@@ -2,15 +2,16 @@
 
 use super::disk_hangs::{self, disk_hang};
 use super::launch::is_one_of_several;
+use super::snapshot::is_superseded;
 use super::{Host, HostGroup, HostMember, Writer};
 use crate::clock;
 use crate::config::Group;
 use crate::control::{ControlError, ControlErrorKind, SwitchState, SwitchWish, Switching as Begun};
-use crate::degrade::Step;
 use crate::group::{self, GateSight, GroupLoop, GroupSettings, GroupView, Member, Surroundings};
 use crate::link::port::ToLink;
 use crate::owner::{Clocks, ToOwner};
 use crate::records::Records;
+use crate::status::Risk;
 use std::io;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -83,6 +84,10 @@ impl Surroundings for Here<'_> {
         })
     }
 
+    fn left_unheld(&mut self) -> bool {
+        self.group.left_unheld(self.host)
+    }
+
     fn held_packets(&self) -> Option<u64> {
         // While its rules are looked at, which runs tools, it is not waited for.
         let gate = self.host.gate.try_lock().ok()?;
@@ -145,13 +150,18 @@ impl HostMember {
 }
 
 impl Writer {
-    fn seen(&self) -> group::Writer {
+    /// The owner loop, as it is now.
+    pub(super) fn seen(&self) -> group::Writer {
         group::Writer {
             phase: self.view.phase(),
+            gap: self.view.gap(),
+            is_superseded: is_superseded(self),
+            heartbeat_lost: self.pulse.lost().is_some(),
             may_answer_unreached: self.state.may_answer_unreached(),
             failed_disk: self.view.trouble().failed_disks.first().cloned(),
             differs: self.differs(),
-            lag_writes: self.lag_writes(),
+            published: self.view.published(),
+            durable: self.port.acked().0,
             told: self.port.told(),
         }
     }
@@ -181,12 +191,14 @@ impl Host {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             for group in &self.groups {
-                let step = group.state().look(&mut Here { host: self, group });
-                if step == Some(Step::Covered) {
-                    group.history.is_protected_again();
-                }
+                group.state().look(&mut Here { host: self, group });
             }
         }
+    }
+
+    /// What a disaster now would undo of a group, who may have been told of it, and why.
+    pub(super) fn risk(&self, group: &HostGroup) -> Risk {
+        group.state().risk(&Here { host: self, group })
     }
 
     /// The operator wants another mode. Returns the one before.

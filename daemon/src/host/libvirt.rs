@@ -6,7 +6,8 @@
 //! this daemon. libvirt is asked through `virsh`, so the daemon needs no library of libvirt.
 
 use super::Host;
-use crate::status::GroupState;
+use super::snapshot::{is_superseded, writers_of};
+use crate::owner::Phase;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -84,9 +85,12 @@ impl Exports for Host {
     }
 
     fn has_ended(&self, group: &str) -> bool {
-        let status = self.status();
-        let group = status.groups.iter().find(|other| other.name == group);
-        group.is_some_and(|group| group.state == GroupState::Fenced)
+        let group = self.groups.iter().find(|other| other.config.name.as_str() == group);
+        group.is_some_and(|group| {
+            let mut writers = writers_of(group);
+            group.view().switched_at_unix_ms.is_some()
+                || writers.any(|w| w.view.phase() == Phase::Fenced && !is_superseded(w))
+        })
     }
 }
 

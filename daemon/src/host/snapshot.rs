@@ -19,22 +19,20 @@ use crate::owner::Phase;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats, OwnerStats};
 use crate::status::{
     ActivityStatus, BacklogOnDiskStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus,
-    ElsewhereStatus, Facts, GateStatus, GroupState, GroupStatus, GuestIo, HeartbeatStatus,
-    LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus, MemberStatus, Role, SCHEMA, Status,
-    TaggingStatus, VerifyStatus, WriterStatus, judge,
+    ElsewhereStatus, GateStatus, GroupStatus, GuestIo, HeartbeatStatus, Kind, LagStatus,
+    LeaseStatus, LinkState as LinkWord, LinkStatus, MemberStatus, Risk, Role, SCHEMA, Status,
+    TaggingStatus, VerifyStatus, WriterStatus,
 };
 use crate::verified::Verified;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
+    Gate, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
 };
-use tidelock_netfilter::release_queue::{GateState, ShutWhy};
-use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_netfilter::release_queue::{HoldReason, ShutWhy};
+use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Form, Mode, RefusalKind};
-use tidelock_protocol::vector::CountVector;
 use tokio::sync::watch;
 
 /// How often the monitor looks.
@@ -83,29 +81,24 @@ impl LinkHistory {
 #[derive(Debug, Default)]
 pub struct GroupHistory {
     past: Mutex<GroupPast>,
-    /// What the members' packets may have told when they left unheld: P then. Until C covers it a disaster undoes that.
-    told_unheld: Mutex<Vec<(CountVector, Hlc)>>,
-    /// P of each writer when its packets began to be held again: what clients were told before is not beyond it. Kept
-    /// until the backup has it.
-    held_from: Mutex<Vec<Seq>>,
+    /// Packets that left beside the gate, as far as it was seen.
+    unheld: Mutex<Unheld>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct GroupPast {
-    /// How often packets may have left unheld, as far as it was seen.
-    may_have_left: u64,
-    state: Option<GroupState>,
+    kind: Option<Kind>,
     since: MonoNanos,
-    /// Since when clients may have seen what a disaster would undo.
-    unprotected_since: Option<MonoNanos>,
-    ever_attached: bool,
+    told: bool,
 }
 
-impl GroupHistory {
-    /// The backup has all that clients were told while the group was degraded.
-    pub fn is_protected_again(&self) {
-        self.past.lock().expect("no panic while held").unprotected_since = None;
-    }
+/// Packets that left beside a gate.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unheld {
+    /// How often packets may have left so.
+    may_have_left: u64,
+    /// The last answer.
+    is_unheld: bool,
 }
 
 impl Host {
@@ -161,12 +154,10 @@ impl Host {
     }
 
     fn group_status(&self, group: &HostGroup, now: MonoNanos) -> GroupStatus {
-        let mode = group.view().mode;
-        let since_unix_ms = group.view().degraded_since_unix_ms();
-        let degraded_for_ms = since_unix_ms.map(|since| clock::wall_ms().saturating_sub(since));
+        let view = group.view();
         let gates = self.gates_of(group, now);
-        let unheld = may_know_too_much(group, &gates);
-        let (state, past) = self.judge(group, mode, unheld, now);
+        let risk = self.risk(group);
+        let since = note(group, &risk, now);
         let period_ms = group.config.lease.as_millis() as u64;
         let until = match &group.gate {
             Some(gate) => gate.lease_until(),
@@ -182,22 +173,18 @@ impl Host {
         let is_alone = group.config.roster.len() < 2;
         let told = group.members.iter().filter_map(|m| Some(m.link_stats()?.watermark()));
         let (watermark, frontier) = told.max().unwrap_or_default();
-        let is_shut_for_good = matches!(state, GroupState::Fenced | GroupState::Superseded);
+        let is_shut_for_good = risk.why.kind == Kind::Fenced;
         GroupStatus {
             name: group.config.name.to_string(),
-            state,
-            state_age_ms: ms(now.since_ns(past.since)),
-            detail: detail(group, &gates, now),
-            mode,
-            wanted_mode: group.view().wanted,
+            protected: risk.is_protected(),
+            risk,
+            why_age_ms: ms(now.since_ns(since)),
+            detail: self.detail(group, &gates, now),
+            mode: view.mode,
+            wanted_mode: view.wanted,
             configured_mode: group.config.mode,
-            unprotected_for_ms: past
-                .unprotected_since
-                .map(|at| ms(now.since_ns(at)))
-                .max(degraded_for_ms),
             when_unreachable: group.config.when_unreachable.to_string(),
-            degraded_since_unix_ms: since_unix_ms,
-            switched_over_unix_ms: group.view().switched_at_unix_ms,
+            switched_over_unix_ms: view.switched_at_unix_ms,
             awaits_adoption: group.adopting.waits(),
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
@@ -238,88 +225,6 @@ impl Host {
         gates.collect()
     }
 
-    fn judge(
-        &self,
-        group: &HostGroup,
-        mode: Mode,
-        unheld: bool,
-        now: MonoNanos,
-    ) -> (GroupState, GroupPast) {
-        let writers = || writers_of(group);
-        let phase = |phase| writers().any(|w| w.view.phase() == phase);
-        let links = || group.members.iter().filter_map(HostMember::link_stats);
-        // The link and the owner loop hear of it one after the other: what is true of both is said.
-        let attached = links().all(LinkStats::is_attached) && !phase(Phase::Disconnected);
-        let mut past = group.history.past.lock().expect("no panic while held");
-        past.ever_attached |= attached;
-        // What clients were told while nothing was held must have arrived before this ends.
-        let is_held_again = group.view().degraded_since_unix_ms().is_none()
-            && mode != Mode::Async
-            && past.unprotected_since.is_some()
-            && matches!(
-                past.state,
-                Some(
-                    GroupState::Degraded
-                        | GroupState::Unprotected
-                        | GroupState::Unheld
-                        | GroupState::Replicating
-                        | GroupState::NoHeartbeat
-                )
-            );
-        let mut held_from = group.history.held_from.lock().expect("no panic while held");
-        if !is_held_again {
-            held_from.clear();
-        } else if held_from.is_empty() {
-            held_from.extend(writers().map(|w| w.view.published()));
-        }
-        let lacks = |(w, p): (&Writer, &Seq)| w.lag_writes() > 0 && w.port.acked().0 < *p;
-        let catching_up = is_held_again
-            && (writers().zip(&*held_from).any(lacks)
-                || group.members.iter().any(|m| m.control.is_catching_up()));
-        let superseded = writers().any(is_superseded);
-        let facts = Facts {
-            stopping: self.stopping.load(Ordering::SeqCst),
-            fenced: writers().any(|w| w.view.phase() == Phase::Fenced && !is_superseded(w))
-                || group.view().switched_at_unix_ms.is_some(),
-            superseded,
-            degraded: group.view().degraded_since_unix_ms().is_some(),
-            overflowed: writers().any(|w| overflowed_since_unix_ms(&w.owner_stats).is_some()),
-            unprotected: group.view().is_unreached || phase(Phase::Unrecorded),
-            unheld,
-            ever_attached: past.ever_attached,
-            attached,
-            stalled: phase(Phase::Refused)
-                || links().any(|link| link.stalled().is_some() || link.refusal().is_some()),
-            heartbeat_lost: writers().any(|w| w.pulse.lost().is_some()),
-            initial_copy: phase(Phase::Initialising) || phase(Phase::WaitingForBackup),
-            resync: phase(Phase::Resyncing) || phase(Phase::DiskFailing),
-            differs: writers().any(Writer::differs),
-            mode: if catching_up { Mode::Async } else { mode },
-            configured_mode: if catching_up { Mode::Pipelined } else { group.config.mode },
-        };
-        let state = judge(facts);
-        let name = group.config.name.as_str();
-        if past.state != Some(state) {
-            past.since = now;
-            past.state = Some(state);
-            if state.is_fine() {
-                tracing::info!(group = name, %state, "{}", state.meaning());
-            } else {
-                tracing::warn!(group = name, %state, "{}", state.meaning());
-            }
-        }
-        let is_open = || group.gate.as_ref().is_some_and(|gate| gate.state(now) == GateState::Open);
-        let clients_know_too_much = unheld
-            || (facts.mode == Mode::Async && !facts.fenced)
-            || (facts.initial_copy && is_open());
-        match (clients_know_too_much, past.unprotected_since) {
-            (true, None) => past.unprotected_since = Some(now),
-            (false, Some(_)) if state == GroupState::Protected => past.unprotected_since = None,
-            _ => {}
-        }
-        (state, *past)
-    }
-
     fn member_status(
         &self,
         group: &HostGroup,
@@ -343,20 +248,34 @@ impl Host {
     }
 }
 
+/// Logs what has changed of a group's risk. Returns since when it has this kind.
+fn note(group: &HostGroup, risk: &Risk, now: MonoNanos) -> MonoNanos {
+    let (name, kind, text) = (group.config.name.as_str(), risk.why.kind, &risk.why.text);
+    let mut past = group.history.past.lock().expect("no panic while held");
+    if past.kind != Some(kind) {
+        (past.since, past.kind) = (now, Some(kind));
+        match kind {
+            Kind::Following => tracing::info!(group = name, why = %kind, "{text}"),
+            _ => tracing::warn!(group = name, why = %kind, "{text}"),
+        }
+    }
+    let told = risk.told.is_some();
+    match (std::mem::replace(&mut past.told, told), told) {
+        (false, true) => {
+            tracing::warn!(group = name, "clients may be told what a disaster would undo");
+        }
+        (true, false) => {
+            tracing::info!(group = name, "the backup has all that clients may have been told");
+        }
+        _ => {}
+    }
+    past.since
+}
+
 impl Writer {
     /// How many writes the backup lacks.
     pub(super) fn lag_writes(&self) -> u64 {
-        let (durable, _) = self.port.acked();
-        lag_writes(self.link_stats.lag_writes(), self.view.phase(), self.view.published(), durable)
-    }
-}
-
-/// The link counts what it has taken up. On a busy host it may not have run since the guest has written more: P says so,
-/// where each write has a record.
-fn lag_writes(of_link: u64, phase: Phase, published: Seq, durable: Seq) -> u64 {
-    match phase {
-        Phase::Replicating => of_link.max(published.0.saturating_sub(durable.0)),
-        _ => of_link,
+        self.seen().lag_writes(&self.link_stats)
     }
 }
 
@@ -438,87 +357,94 @@ fn unreached_detail(group: &HostGroup) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// More about the state, for people.
-fn detail(group: &HostGroup, gates: &[Vec<GateStatus>], now: MonoNanos) -> Option<String> {
-    let mut parts: Vec<String> = policy_detail(group).into_iter().collect();
-    for (member, gates) in group.members.iter().zip(gates) {
-        let why = gates.iter().filter_map(|gate| gate.unheld_because.as_ref());
-        parts.extend(why.map(|why| format!("{}: {why}", member.config.name.as_str())));
-    }
-    if let Some(at) = group.view().switched_at_unix_ms {
-        parts.push(format!(
-            "switched over to the backup site at {}: this host has given up its lease",
-            human::utc(at)
-        ));
-    }
-    for member in &group.members {
-        if let Some(follower) = &member.follower {
-            let said = follower.link_stats.stalled().or_else(|| follower.link_stats.refusal());
-            parts.extend(said.map(|text| format!("{}: {text}", member.config.name.as_str())));
+impl Host {
+    /// More about the state, for people.
+    fn detail(
+        &self,
+        group: &HostGroup,
+        gates: &[Vec<GateStatus>],
+        now: MonoNanos,
+    ) -> Option<String> {
+        let mut parts: Vec<String> = policy_detail(group).into_iter().collect();
+        if self.stopping.load(Ordering::SeqCst) {
+            parts.push("the daemon is ending".to_owned());
         }
-        let Some(writer) = &member.writer else { continue };
-        let trouble = writer.view.trouble();
-        let mut say = |text: String| parts.push(format!("{}: {text}", member.config.name.as_str()));
-        writer.link_stats.stalled().into_iter().for_each(&mut say);
-        writer.link_stats.refusal().into_iter().for_each(&mut say);
-        writer.pulse.lost().map(missing).into_iter().for_each(&mut say);
-        disk_hang(group, member, now).iter().map(said).for_each(&mut say);
-        trouble.refusal.into_iter().for_each(|refusal| say(refusal.reason));
-        if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
-            say("the backlog is full, guests' writes wait".to_owned());
+        for (member, gates) in group.members.iter().zip(gates) {
+            let why = gates.iter().filter_map(|gate| gate.unheld_because.as_ref());
+            parts.extend(why.map(|why| format!("{}: {why}", member.config.name.as_str())));
         }
-        if let Some(since) = overflowed_since_unix_ms(&writer.owner_stats) {
-            say(format!(
-                "the backlog was full at {}: guests go on, and what they have written since is compared when the backup has \
-                 what was recorded before",
-                human::utc(since)
+        if let Some(at) = group.view().switched_at_unix_ms {
+            parts.push(format!(
+                "switched over to the backup site at {}: this host has given up its lease",
+                human::utc(at)
             ));
         }
-        if writer.owner_stats.backlog_disk_failed.load(Ordering::Relaxed) {
-            say("the backlog on disk has failed: it is in memory only, and full sooner".to_owned());
-        }
-        if writer.owner_stats.waits_for_ceiling.load(Ordering::Relaxed) {
-            say("guests' writes wait until the state file has a greater time".to_owned());
-        }
-        let refused_ms = writer.owner_stats.clock_refused_ms.load(Ordering::Relaxed);
-        if refused_ms != 0 {
-            say(format!(
-                "the wall clock has jumped by {refused_ms} ms and is not believed: set it right, or, after a correction that \
+        for member in &group.members {
+            if let Some(follower) = &member.follower {
+                let said = follower.link_stats.stalled().or_else(|| follower.link_stats.refusal());
+                parts.extend(said.map(|text| format!("{}: {text}", member.config.name.as_str())));
+            }
+            let Some(writer) = &member.writer else { continue };
+            let trouble = writer.view.trouble();
+            let mut say =
+                |text: String| parts.push(format!("{}: {text}", member.config.name.as_str()));
+            writer.link_stats.stalled().into_iter().for_each(&mut say);
+            writer.link_stats.refusal().into_iter().for_each(&mut say);
+            writer.pulse.lost().map(missing).into_iter().for_each(&mut say);
+            disk_hang(group, member, now).iter().map(said).for_each(&mut say);
+            trouble.refusal.into_iter().for_each(|refusal| say(refusal.reason));
+            if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
+                say("the backlog is full, guests' writes wait".to_owned());
+            }
+            if writer.owner_stats.backlog_disk_failed.load(Ordering::Relaxed) {
+                say("the backlog on disk has failed: it is in memory only, and full sooner"
+                    .to_owned());
+            }
+            if writer.owner_stats.waits_for_ceiling.load(Ordering::Relaxed) {
+                say("guests' writes wait until the state file has a greater time".to_owned());
+            }
+            let refused_ms = writer.owner_stats.clock_refused_ms.load(Ordering::Relaxed);
+            if refused_ms != 0 {
+                say(format!(
+                    "the wall clock has jumped by {refused_ms} ms and is not believed: set it right, or, after a correction that \
                  is meant, start the daemon again"
-            ));
-        }
-        let lead_ms = writer.owner_stats.clock_lead_ms.load(Ordering::Relaxed);
-        if u128::from(lead_ms) > group.config.max_clock_lead.as_millis() {
-            say(format!(
-                "another member's clock is {lead_ms} ms ahead of this host's, more than `max_clock_lead`: set the clocks of \
+                ));
+            }
+            let lead_ms = writer.owner_stats.clock_lead_ms.load(Ordering::Relaxed);
+            if u128::from(lead_ms) > group.config.max_clock_lead.as_millis() {
+                say(format!(
+                    "another member's clock is {lead_ms} ms ahead of this host's, more than `max_clock_lead`: set the clocks of \
                  the hosts"
-            ));
-        }
-        if let Some(verified) = writer.state.verified().filter(Verified::differs) {
-            let name = group.config.name.as_str();
-            say(format!(
-                "the sites differed in {} bytes when they were compared last, first at {}; `tidelock verify {name} \
+                ));
+            }
+            if let Some(verified) = writer.state.verified().filter(Verified::differs) {
+                let name = group.config.name.as_str();
+                say(format!(
+                    "the sites differed in {} bytes when they were compared last, first at {}; `tidelock verify {name} \
                  --repair` copies what differs from here to the backup",
-                verified.differing_bytes - verified.repaired_bytes,
-                verified.first()
-            ));
-        }
-        let unreadable_bytes = writer.view.copy().map_or(0, |copy| copy.unreadable_bytes);
-        if unreadable_bytes > 0 {
-            say(format!(
-                "the local disk does not let {unreadable_bytes} bytes be read: the copy cannot end before it does, and is \
+                    verified.differing_bytes - verified.repaired_bytes,
+                    verified.first()
+                ));
+            }
+            let unreadable_bytes = writer.view.copy().map_or(0, |copy| copy.unreadable_bytes);
+            if unreadable_bytes > 0 {
+                say(format!(
+                    "the local disk does not let {unreadable_bytes} bytes be read: the copy cannot end before it does, and is \
                  not protected until then; replace the disk, or restore what cannot be read"
-            ));
+                ));
+            }
+            let suspect_bytes = writer.view.suspect_bytes();
+            if suspect_bytes > 0 {
+                say(format!(
+                    "the local disk failed; the sites may differ in {suspect_bytes} bytes"
+                ));
+            }
+            for (disk, why) in trouble.failed_disks {
+                say(format!("disk {disk} failed a flush, so flushes fail: {why}"));
+            }
         }
-        let suspect_bytes = writer.view.suspect_bytes();
-        if suspect_bytes > 0 {
-            say(format!("the local disk failed; the sites may differ in {suspect_bytes} bytes"));
-        }
-        for (disk, why) in trouble.failed_disks {
-            say(format!("disk {disk} failed a flush, so flushes fail: {why}"));
-        }
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
-    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// Where a heartbeat is missing, for people.
@@ -557,9 +483,7 @@ fn writer_status(
             .collect(),
         pending: writer.view.published(),
         committed,
-        backup_has_all: lag_writes == 0
-            && writer.view.phase() == Phase::Replicating
-            && writer.link_stats.is_attached(),
+        backup_has_all: writer.seen().has_all(&writer.link_stats),
         lag: LagStatus {
             writes: lag_writes,
             bytes: writer.link_stats.lag_bytes(),
@@ -575,7 +499,7 @@ fn writer_status(
             writes_wait: stats.backlog_full.load(Ordering::Relaxed),
             waiting_requests: get(&stats.waiting),
             full_count: get(&stats.backlog_full_count),
-            on_disk: backlog_on_disk(group, stats),
+            on_disk: backlog_on_disk(group, writer),
         },
         copy: writer.view.copy().map(|copy| copy_status(&copy, writer.view.compares_all_because())),
         commit_latency: writer.link_stats.commit_latencies(),
@@ -602,11 +526,6 @@ fn writer_status(
     }
 }
 
-/// Since when nothing is recorded because the backlog was full.
-fn overflowed_since_unix_ms(stats: &OwnerStats) -> Option<u64> {
-    Some(stats.overflowed_since_unix_ms.load(Ordering::Relaxed)).filter(|since| *since > 0)
-}
-
 fn stats_limit_bytes(group: &HostGroup, stats: &OwnerStats) -> u64 {
     match stats.backlog_limit_bytes.load(Ordering::Relaxed) {
         0 => backlog_limit_bytes(&group.config),
@@ -614,15 +533,16 @@ fn stats_limit_bytes(group: &HostGroup, stats: &OwnerStats) -> u64 {
     }
 }
 
-fn backlog_on_disk(group: &HostGroup, stats: &OwnerStats) -> Option<BacklogOnDiskStatus> {
+fn backlog_on_disk(group: &HostGroup, writer: &Writer) -> Option<BacklogOnDiskStatus> {
     group.config.backlog_on_disk.as_ref()?;
+    let stats = &writer.owner_stats;
     Some(BacklogOnDiskStatus {
         file_bytes: stats.backlog_disk_bytes.load(Ordering::Relaxed),
         records: stats.backlog_spilled.load(Ordering::Relaxed),
         memory_bytes: stats.backlog_memory_bytes.load(Ordering::Relaxed),
         memory_limit_bytes: group.config.backlog.bytes,
         failed: stats.backlog_disk_failed.load(Ordering::Relaxed),
-        overflowed_since_unix_ms: overflowed_since_unix_ms(stats),
+        overflowed: writer.view.phase() == Phase::Overflowed,
         overflows: stats.overflows.load(Ordering::Relaxed),
     })
 }
@@ -642,12 +562,12 @@ fn copy_status(copy: &copy_job::Progress, because: Option<String>) -> CopyStatus
     }
 }
 
-fn writers_of(group: &HostGroup) -> impl Iterator<Item = &Writer> {
+pub(super) fn writers_of(group: &HostGroup) -> impl Iterator<Item = &Writer> {
     group.members.iter().filter_map(|member| member.writer.as_ref())
 }
 
 /// A newer run of this host's daemon has the member.
-fn is_superseded(writer: &Writer) -> bool {
+pub(super) fn is_superseded(writer: &Writer) -> bool {
     writer.view.trouble().refusal.is_some_and(|of| of.kind == RefusalKind::Superseded)
 }
 
@@ -682,7 +602,10 @@ fn gate_status(
         shut_because: shut.map(|(why, _)| {
             match why {
                 ShutWhy::NoLease => "the host holds no lease from the backup",
-                ShutWhy::Resyncing => "a resync after an unclean stop has not ended",
+                ShutWhy::Held(HoldReason::Gap) => "the sites have not been compared",
+                ShutWhy::Held(HoldReason::LeftBacklog) => {
+                    "the backup does not have what a daemon that was killed had left in its backlog on disk"
+                }
                 ShutWhy::FloorUnknown => {
                     "what the guest may have heard of other members is not known until every writer has said \
                      how far it is"
@@ -742,26 +665,26 @@ fn unheld_because(member: &HostMember, gate: &MemberGate) -> Option<String> {
     })
 }
 
-/// Whether clients may know, by packets that were not held, what the backup does not have.
-fn may_know_too_much(group: &HostGroup, gates: &[Vec<GateStatus>]) -> bool {
-    let all = || gates.iter().flatten();
-    let is_unheld = all().any(|gate| gate.unheld_because.is_some());
-    let may_have_left = all().map(|gate| gate.may_have_left).sum();
-    let mut told = group.history.told_unheld.lock().expect("no panic while held");
-    let mut past = group.history.past.lock().expect("no panic while held");
-    let is_news = past.may_have_left != may_have_left;
-    past.may_have_left = may_have_left;
-    if is_unheld || is_news {
-        *told = group.members.iter().map(|member| member.control.pending()).collect();
-        return true;
+impl HostGroup {
+    /// True if packets of a guest may leave beside the gate, or may have since the last time that this was asked.
+    pub(super) fn left_unheld(&self, host: &Host) -> bool {
+        let mut unheld = self.history.unheld.lock().expect("no panic while held");
+        // While its rules are looked at, which runs tools, it is not waited for.
+        let Ok(gate) = host.gate.try_lock() else { return unheld.is_unheld };
+        let all = gate.as_ref().map_or(&[][..], Gate::members);
+        let gates = self.members.iter().flat_map(|member| {
+            let own = all.iter().filter(|gate| gate.name() == member.config.name.as_str());
+            own.map(move |gate| (member, gate))
+        });
+        let (mut may_have_left, mut is_unheld) = (0, false);
+        for (member, gate) in gates {
+            may_have_left += gate.stats().snapshot().may_have_left;
+            is_unheld |= unheld_because(member, gate).is_some();
+        }
+        let has_left = is_unheld || may_have_left != unheld.may_have_left;
+        *unheld = Unheld { may_have_left, is_unheld };
+        has_left
     }
-    // The form in which C is told is the one that P is compared in.
-    let Some((committed, watermark)) = group.gate.as_ref().map(GateHandle::committed) else {
-        return false;
-    };
-    let is_hlc = group.config.is_tagged() && group.config.form == Form::Hlc;
-    told.retain(|(p, hlc)| if is_hlc { watermark < *hlc } else { !committed.covers(p) });
-    !told.is_empty()
 }
 
 fn tagging_status(stats: &TaggingStats) -> TaggingStatus {
@@ -812,15 +735,6 @@ fn ms(ns: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_the_link_has_not_taken_up_yet_lags_too() {
-        let lag = |of_link, phase, p, durable| lag_writes(of_link, phase, Seq(p), Seq(durable));
-        assert_eq!(lag(0, Phase::Replicating, 700, 348), 352);
-        assert_eq!(lag(400, Phase::Replicating, 700, 348), 400, "idle records and copies");
-        assert_eq!(lag(0, Phase::Replicating, 0, 348), 0, "nothing was written in this run");
-        assert_eq!(lag(3, Phase::Unrecorded, 700, 0), 3, "writes without a record");
-    }
 
     /// Each counter of the programs that a packet's fate depends on is in the status.
     #[test]

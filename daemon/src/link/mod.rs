@@ -29,6 +29,8 @@ pub mod queue;
 mod tests;
 pub mod turns;
 
+pub use tidelock_netfilter::release_queue::HoldReason;
+
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::RefusalKind;
@@ -52,11 +54,8 @@ pub trait GateControl: Send + Sync {
     fn is_applied(&self) -> bool {
         true
     }
-    /// While true nothing passes, whatever its stamp: what local clients may have seen before an
-    /// unclean stop is not known to be at the backup until the resync has ended.
-    fn hold_for_resync(&self, hold: bool);
-    /// The same while guests are served without records: a resync begins before that ends.
-    fn hold_unrecorded(&self, hold: bool);
+    /// While a reason holds nothing passes, whatever its stamp.
+    fn hold(&self, reason: HoldReason, hold: bool);
     /// The group's watermark rose (HLC form).
     fn watermark(&self, _watermark: Hlc) {}
     /// What names the moment since which it is not known what the guest has heard, if it is not:
@@ -86,8 +85,7 @@ impl GateControl for NoGate {
     fn committed(&self, _: &CountVector) {}
     fn lease_renewed(&self, _: MonoNanos) {}
     fn fence(&self) {}
-    fn hold_for_resync(&self, _: bool) {}
-    fn hold_unrecorded(&self, _: bool) {}
+    fn hold(&self, _: HoldReason, _: bool) {}
 }
 
 /// How the link is.

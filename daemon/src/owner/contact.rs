@@ -14,6 +14,7 @@
 
 use super::Owner;
 use super::driver::Driver;
+use super::gap::GapWhy;
 use super::replication::Clocks;
 use crate::activity::ActivityLog;
 use crate::link::port::{AttachedStream, ToLink};
@@ -112,6 +113,7 @@ impl<D: Driver> Owner<D> {
         let clocks = self.clocks();
         if self.contact.serve(&mut self.sequencer, clocks) {
             self.give_up_left("the backup was not reached, and guests are served without it");
+            self.copying.stop_recording(GapWhy::Unreached, self.wall_ms);
             tracing::warn!(
                 member = self.member,
                 "the backup was not reached since the start: guests are served, and nothing of what they write is \

@@ -1,6 +1,7 @@
 //! Which copies the member needs: the job of an initial copy or resync, and extents that the
 //! local disk failed. And verification, which waits for both.
 
+use super::gap::{Gap, GapWhy};
 use super::status::Phase;
 use crate::copy_job::{Bounds, CopyJob, Findings, PIECE_BYTES, Progress, Purpose};
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
@@ -19,10 +20,8 @@ pub struct Copying {
     /// So many pieces are under way whatever guests write.
     share: usize,
     job: Option<CopyJob>,
-    /// Whether the job is a resync, during which C stands still and the gate is shut.
-    is_resync: bool,
-    /// Whether the backup's disks are known to equal these, but for what is on its way.
-    whole: bool,
+    /// `None`: the backup's disks are known to equal these, but for what is on its way.
+    gap: Option<Gap>,
     /// Pieces in which the sites may differ, and those of them that are being read.
     suspects: Vec<Extent>,
     reading_suspects: HashMap<(DiskId, u64), Extent>,
@@ -70,8 +69,7 @@ impl Copying {
             bounds,
             share: 1,
             job: None,
-            is_resync: false,
-            whole: false,
+            gap: Some(Gap::STARTED),
             suspects: Vec::new(),
             reading_suspects: HashMap::new(),
             suspects_due: false,
@@ -86,19 +84,22 @@ impl Copying {
         }
     }
 
-    /// The backup has said how much of the disks it has.
+    /// The backup has said how much of the disks it has. `whole_at_unix_ms`: the time of its whole state, if it is known.
     /// `ranges`: what a copy for this purpose has to look at.
     pub fn attached(
         &mut self,
         member: &str,
         copy: CopyState,
+        whole_at_unix_ms: Option<u64>,
         ranges: impl FnOnce(Purpose) -> Vec<Extent>,
         now: MonoNanos,
     ) {
         self.reconnected();
         let purpose = match copy {
             CopyState::Whole => {
-                self.whole = self.job.is_none();
+                if self.job.is_none() {
+                    self.gap = None;
+                }
                 if let Some(verify) = &mut self.verify {
                     verify.reattached();
                 }
@@ -111,11 +112,11 @@ impl Copying {
         if let Some(job) = &mut self.job {
             return job.reattached();
         }
+        let is_first = copy != CopyState::Resyncing;
+        self.gap = Some(Gap::compared(self.gap, is_first, whole_at_unix_ms));
         if self.stopped {
             return;
         }
-        self.whole = false;
-        self.is_resync = copy == CopyState::Resyncing;
         let job = CopyJob::new(purpose, ranges(purpose), self.bounds, now);
         tracing::info!(
             member,
@@ -158,8 +159,7 @@ impl Copying {
             sent_bytes = progress.sent_bytes,
             "the backup's disks equal the local ones: protected from here on"
         );
-        self.whole = true;
-        self.is_resync = false;
+        self.gap = None;
         true
     }
 
@@ -288,7 +288,7 @@ impl Copying {
         if self.stopped {
             return Err("the daemon is ending");
         }
-        if !self.whole {
+        if self.gap.is_some() {
             return Err("the backup does not have all of the disks yet");
         }
         let bounds = Bounds { rate_bytes_per_s, ..self.bounds };
@@ -306,13 +306,12 @@ impl Copying {
 
     /// Nothing is recorded from now on, so the sites will differ by more than what is on its way. What is under way is
     /// given up: the comparison that follows looks at it again.
-    pub fn stop_recording(&mut self) {
+    pub fn stop_recording(&mut self, why: GapWhy, unix_ms: u64) {
         self.give_up_verify("guests' writes are not recorded for now");
         if let Some(job) = self.job.take() {
             self.await_outcomes_of(&job);
         }
-        self.is_resync = false;
-        self.whole = false;
+        self.gap = Some(Gap::opened(self.gap, unix_ms, why));
     }
 
     /// What a job that is given up has asked for will come, and is not the next one's.
@@ -417,7 +416,7 @@ impl Copying {
 
     /// Whether the backup's disks equal the local ones once everything sent is there.
     pub fn is_whole(&self) -> bool {
-        self.whole && self.suspects.is_empty() && self.reading_suspects.is_empty()
+        self.gap.is_none() && self.suspects.is_empty() && self.reading_suspects.is_empty()
     }
 
     /// Bytes in which the sites may differ after errors of the local disk.
@@ -430,16 +429,23 @@ impl Copying {
         self.job.as_ref().map(|job| job.progress(now))
     }
 
-    /// Where the member stands as far as copies decide it.
-    pub fn phase(&self, attached: bool) -> Phase {
-        if self.job.is_some() {
-            if self.is_resync { Phase::Resyncing } else { Phase::Initialising }
-        } else if self.suspect_bytes() > 0 {
-            Phase::DiskFailing
-        } else if !attached {
-            Phase::Disconnected
-        } else {
-            Phase::Replicating
+    /// The gap between the sites, if there is one.
+    pub fn gap(&self) -> Option<Gap> {
+        self.gap
+    }
+
+    /// The member's phase, if nothing keeps its records from the backup but the connection. `records`: guests' writes have
+    /// records.
+    pub fn phase(&self, records: bool, attached: bool) -> Phase {
+        match self.gap.map(|gap| gap.why) {
+            Some(GapWhy::Started) => Phase::WaitingForBackup,
+            Some(GapWhy::Unreached) if !records => Phase::Unrecorded,
+            Some(_) if !records => Phase::Overflowed,
+            Some(GapWhy::FirstCopy) => Phase::Initialising,
+            Some(_) => Phase::Resyncing,
+            None if self.suspect_bytes() > 0 => Phase::DiskFailing,
+            None if !attached => Phase::Disconnected,
+            None => Phase::Replicating,
         }
     }
 }
@@ -478,7 +484,7 @@ mod tests {
         sequencer.start(Epoch(1), Seq::ZERO, Hlc(0), CLOCKS.now, CLOCKS.wall_ms);
         let mut copying = Copying::new(Bounds { window_bytes, rate_bytes_per_s: 0 });
         let whole = Extent { disk: DiskId(0), offset: 0, len_bytes: disk_bytes };
-        copying.attached("db", CopyState::Empty, |_| vec![whole], CLOCKS.now);
+        copying.attached("db", CopyState::Empty, None, |_| vec![whole], CLOCKS.now);
         (sequencer, copying)
     }
 
@@ -546,7 +552,7 @@ mod tests {
     #[test]
     fn late_answers_are_none_to_the_question_of_a_later_verification() {
         let mut copying = Copying::new(Bounds { window_bytes: 4 << 20, rate_bytes_per_s: 0 });
-        copying.attached("db", CopyState::Whole, |_| Vec::new(), CLOCKS.now);
+        copying.attached("db", CopyState::Whole, None, |_| Vec::new(), CLOCKS.now);
         let disk = Extent { disk: DiskId(0), offset: 0, len_bytes: 4096 };
         let begin = |copying: &mut Copying| {
             copying.begin_verify(false, vec![disk], 0, CLOCKS.now).unwrap();

@@ -19,6 +19,7 @@ mod copying;
 mod disk;
 pub mod driver;
 pub mod ending;
+mod gap;
 mod idling;
 mod local_op;
 mod logging;
@@ -34,6 +35,7 @@ mod verifying;
 
 pub use contact::PATIENCE;
 pub use copying::Copying;
+pub use gap::{Gap, GapWhy};
 pub use replication::{Clocks, is_settled};
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
@@ -462,6 +464,9 @@ impl<D: Driver> Owner<D> {
                 }
                 let unrecorded = self.begin_recording(&attached, first);
                 let AttachedStream { epoch, durable, stream } = attached;
+                // A comparison that an earlier run has begun leaves records that C does not have.
+                let is_whole_there = self.port.acked().1 >= durable && self.several.is_none();
+                let whole_at_unix_ms = is_whole_there.then(|| stream.last_hlc.physical_ms());
                 let must_compare =
                     matches!(stream.copy.told(), CopyState::Partial | CopyState::Resyncing);
                 self.spilling.attached();
@@ -479,7 +484,7 @@ impl<D: Driver> Owner<D> {
                 let Self { member, view, copying, disks, .. } = self;
                 let ranges =
                     |purpose| copied_ranges(member, view, disks, purpose, compare, unrecorded);
-                copying.attached(member, stream.copy, ranges, self.now);
+                copying.attached(member, stream.copy, whole_at_unix_ms, ranges, self.now);
                 self.mark_backlog();
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();
@@ -524,8 +529,9 @@ impl<D: Driver> Owner<D> {
 
     fn take_acks(&mut self) {
         let clocks = self.clocks();
+        let records = self.spilling.records();
         let Self { member, sequencer, copying, port, gate, .. } = self;
-        replication::take_acks(member, sequencer, copying, port, gate.as_ref(), clocks);
+        replication::take_acks(member, sequencer, copying, port, gate.as_ref(), records, clocks);
     }
 
     fn clocks(&self) -> Clocks {
@@ -687,6 +693,7 @@ impl<D: Driver> Owner<D> {
         self.stats.backlog_bytes.store(self.sequencer.backlog_bytes(), Ordering::Relaxed);
         self.stats.waiting.store(self.sequencer.waiting() as u64, Ordering::Relaxed);
         self.view.set(self.phase(), self.sequencer.published(), self.copying.suspect_bytes());
+        self.view.set_gap(self.copying.gap());
         let copy = self.copying.progress(self.now);
         if copy.is_some() || self.has_copy {
             self.has_copy = copy.is_some();
@@ -712,10 +719,10 @@ impl<D: Driver> Owner<D> {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,
             Some(_) => Phase::Refused,
-            None if self.spilling.stands() => Phase::Overflowed,
-            None if self.sequencer.serves_unrecorded() => Phase::Unrecorded,
-            None if !self.sequencer.is_started() => Phase::WaitingForBackup,
-            None => self.copying.phase(self.attached),
+            None => {
+                let records = self.sequencer.is_started() && !self.spilling.stands();
+                self.copying.phase(records, self.attached)
+            }
         }
     }
 }

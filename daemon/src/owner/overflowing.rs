@@ -8,11 +8,13 @@
 
 use super::admitted::Admitted;
 use super::driver::Driver;
+use super::gap::GapWhy;
 use super::spilling::{GoesOn, Seen, Spilling, Turn};
 use super::{LeftOnDisk, Owner, copied_ranges};
 use crate::link::port::{AttachedStream, ToLink};
 use crate::overflow::Step;
 use std::sync::atomic::Ordering::Relaxed;
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Record;
@@ -111,7 +113,6 @@ impl<D: Driver> Owner<D> {
                     self.depend_on_comparison(last, hlc);
                 }
                 self.driver.to_link(ToLink::Stands);
-                self.stats.overflowed_since_unix_ms.store(self.wall_ms.max(1), Relaxed);
                 self.stats.overflows.fetch_add(1, Relaxed);
             }
             Some(Step::Ask) => self.driver.to_link(ToLink::AskToCompare),
@@ -148,8 +149,10 @@ impl<D: Driver> Owner<D> {
         self.depend_on_comparison(attached.durable, Hlc(attached.stream.last_hlc.0 + 1));
         if self.several.is_some() {
             self.copying.await_floor();
+        } else if self.copying.gap().is_some_and(|gap| gap.why == GapWhy::FirstCopy) {
+            // Stamps say enough again, and nothing can be recovered before the copy has ended.
+            self.gate.hold(HoldReason::Gap, false);
         }
-        self.stats.overflowed_since_unix_ms.store(0, Relaxed);
     }
 
     pub(super) fn publish_backlog_stats(&self) {

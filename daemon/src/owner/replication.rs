@@ -7,6 +7,7 @@ use crate::copy_job::PIECE_BYTES;
 use crate::link::GateControl;
 use crate::link::port::OwnerPort;
 use crate::sequencer::Sequencer;
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{MonoNanos, Seq};
 
 /// Copies are begun while less than this is being read for them or waits for the connection: a guest's write that is
@@ -25,21 +26,22 @@ pub struct Clocks {
     pub wall_ms: u64,
 }
 
-/// Acts on what the backup has acknowledged since the last turn.
+/// Acts on what the backup has acknowledged since the last turn. `records`: guests' writes have records, and will have.
 pub fn take_acks<T>(
     member: &str,
     sequencer: &mut Sequencer,
     copying: &mut Copying,
     port: &OwnerPort<T>,
     gate: &dyn GateControl,
+    records: bool,
     clocks: Clocks,
 ) {
     let (durable, committed) = port.acked();
     if sequencer.is_started() && durable > sequencer.durable() {
         sequencer.committed(durable, clocks.now, clocks.wall_ms);
     }
-    if copying.committed(member, committed, clocks.now) {
-        gate.hold_for_resync(false);
+    if copying.committed(member, committed, clocks.now) && records {
+        gate.hold(HoldReason::Gap, false);
     }
 }
 

@@ -9,6 +9,7 @@
 
 use super::admitted::Admitted;
 use super::copying::Copying;
+use super::gap::GapWhy;
 use super::replication::Clocks;
 use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::backlog::{BacklogError, Files, Journal, Left, Meter, Position, Waiting, cost_bytes};
@@ -20,6 +21,7 @@ use crate::overflow::{Overflow, Sight, Step};
 use crate::sequencer::{Extent, Sequencer};
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::Mode;
@@ -497,7 +499,7 @@ impl Spilling {
                 "the backlog is full, and guests' writes wait: a later start might go on with what is on disk there"
             );
         }
-        turn.gate.hold_unrecorded(true);
+        turn.gate.hold(HoldReason::Gap, true);
     }
 
     /// No later process of the run goes on with what is on disk.
@@ -509,7 +511,7 @@ impl Spilling {
     fn stand(&mut self, turn: &mut Turn<'_>) {
         let Clocks { now, wall_ms } = turn.clocks;
         self.sound_before = false;
-        turn.copying.stop_recording();
+        turn.copying.stop_recording(GapWhy::BacklogFull, wall_ms);
         turn.activity.stop_recording();
         turn.sequencer.stop_recording(now, wall_ms);
         tracing::error!(
@@ -553,13 +555,11 @@ impl Spilling {
             copying: false,
         });
         let ranges = |purpose| ranges(purpose, compare, unrecorded);
-        turn.copying.attached(turn.member, attached.stream.copy, ranges, now);
+        turn.copying.attached(turn.member, attached.stream.copy, None, ranges, now);
         self.overflow.returns();
         self.mark(turn);
         self.follow_limit(turn);
         turn.sequencer.record_again(now, wall_ms);
-        // The link holds it for the comparison already.
-        turn.gate.hold_unrecorded(false);
         tracing::warn!(
             member = turn.member,
             "guests' writes are recorded again; replies are held until the comparison has ended"

@@ -1,6 +1,7 @@
 //! What an owner loop tells of itself. Written by the loop after each turn, read by anyone; no
 //! reader makes it wait.
 
+use super::gap::Gap;
 use crate::copy_job;
 use crate::link::Refusal;
 use crate::verified::Verified;
@@ -39,7 +40,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 10] = [
+    /// Every phase.
+    pub(crate) const ALL: [Phase; 10] = [
         Phase::WaitingForBackup,
         Phase::Unrecorded,
         Phase::Overflowed,
@@ -77,6 +79,7 @@ pub struct OwnerView {
     phase: AtomicU8,
     published: AtomicU64,
     suspect_bytes: AtomicU64,
+    gap: Mutex<Option<Gap>>,
     /// What the state file has, see [`crate::ceiling`]. 0: none is kept.
     hlc_ceiling_ms: AtomicU64,
     /// The copy that runs; changes with every piece of it.
@@ -96,6 +99,7 @@ impl Default for OwnerView {
             phase: AtomicU8::new(Phase::WaitingForBackup as u8),
             published: AtomicU64::new(0),
             suspect_bytes: AtomicU64::new(0),
+            gap: Mutex::new(Some(Gap::STARTED)),
             hlc_ceiling_ms: AtomicU64::new(0),
             copy: Mutex::new(None),
             compares_all_because: Mutex::new(None),
@@ -111,6 +115,10 @@ impl OwnerView {
         self.phase.store(phase as u8, Relaxed);
         self.published.store(published.0, Relaxed);
         self.suspect_bytes.store(suspect_bytes, Relaxed);
+    }
+
+    pub(super) fn set_gap(&self, gap: Option<Gap>) {
+        *self.gap.lock().expect("no panic while held") = gap;
     }
 
     pub(super) fn set_copy(&self, copy: Option<copy_job::Progress>) {
@@ -149,6 +157,12 @@ impl OwnerView {
     #[must_use]
     pub fn suspect_bytes(&self) -> u64 {
         self.suspect_bytes.load(Relaxed)
+    }
+
+    /// The gap between the sites, if there is one.
+    #[must_use]
+    pub fn gap(&self) -> Option<Gap> {
+        *self.gap.lock().expect("no panic while held")
     }
 
     /// A ceiling is on record.

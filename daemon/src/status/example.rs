@@ -83,15 +83,21 @@ pub(crate) fn status() -> Status {
     };
     let group = GroupStatus {
         name: "shop".into(),
-        state: GroupState::Protected,
-        state_age_ms: 11_400_000,
+        protected: true,
+        risk: Risk {
+            undoes: Undoes::Lag(LagStatus { writes: 12, bytes: 48 << 10, ms: 52 }),
+            told: None,
+            why: Why {
+                kind: Kind::Following,
+                text: "the backup has every write but those on their way".into(),
+            },
+        },
+        why_age_ms: 11_400_000,
         detail: None,
         mode: Mode::Pipelined,
         wanted_mode: Mode::Pipelined,
         configured_mode: Mode::Pipelined,
-        unprotected_for_ms: None,
         when_unreachable: "hold".into(),
-        degraded_since_unix_ms: None,
         switched_over_unix_ms: None,
         awaits_adoption: false,
         epoch: Epoch(1),

@@ -12,7 +12,7 @@ use super::stats::GateStats;
 use super::{GateError, GateHandle, Stopped, Surroundings};
 use crate::nfqueue::{PacketQueue, Received};
 use crate::packet::classify;
-use crate::release_queue::{Arrival, GateState, Packet, ReleaseQueue, ShutWhy};
+use crate::release_queue::{Arrival, GateState, HoldReason, Packet, ReleaseQueue, ShutWhy};
 use crate::verdicts::Verdicts;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -409,14 +409,18 @@ impl<Q: PacketQueue> GroupGate<Q> {
             GateState::Open => tracing::info!(group, "gate: lease held, covered packets leave"),
             // A member's own.
             GateState::Shut(ShutWhy::FloorUnknown) => {}
-            GateState::Shut(ShutWhy::NoLease | ShutWhy::Resyncing)
+            GateState::Shut(ShutWhy::NoLease | ShutWhy::Held(_))
                 if self.state.mode == Mode::Async => {}
             GateState::Shut(ShutWhy::NoLease) => {
                 tracing::warn!(group, "gate: no lease from the backup, packets are held");
             }
-            GateState::Shut(ShutWhy::Resyncing) => {
-                tracing::warn!(group, "gate: packets are held until the resync has ended");
+            GateState::Shut(ShutWhy::Held(HoldReason::Gap)) => {
+                tracing::warn!(group, "gate: packets are held until the sites have been compared");
             }
+            GateState::Shut(ShutWhy::Held(HoldReason::LeftBacklog)) => tracing::warn!(
+                group,
+                "gate: packets are held until the backup has what a daemon that was killed had left in its backlog on disk"
+            ),
             GateState::Shut(ShutWhy::Fenced) => tracing::error!(
                 group,
                 "gate: the backup has ended this primary's epoch, it stays shut for good"

@@ -4,7 +4,7 @@
 //! ([`GateHandle`]) changes with acks, beacons and operators, and is read by the gate's thread only
 //! after a change, so it sits behind a mutex and a version.
 
-use crate::release_queue::{GateState, ShutWhy};
+use crate::release_queue::{GateState, HoldReason, ShutWhy};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -185,10 +185,8 @@ pub struct GroupState {
     pub mode: Mode,
     /// The backup has ended this primary's epoch.
     pub fenced: bool,
-    /// Writers for whom a resync after an unclean stop runs, by bit.
-    pub resyncing: u64,
-    /// Writers whose guests write what has no stamp, by bit.
-    pub unrecorded: u64,
+    /// By [`HoldReason`]: the writers for whose sake nothing leaves, by bit.
+    pub holds: [u64; HoldReason::ALL.len()],
 }
 
 impl GroupState {
@@ -202,8 +200,7 @@ impl GroupState {
             lease: Lease::new(lease_period_ms),
             mode,
             fenced: false,
-            resyncing: 0,
-            unrecorded: 0,
+            holds: [0; HoldReason::ALL.len()],
         }
     }
 
@@ -212,8 +209,8 @@ impl GroupState {
     pub fn gate_state(&self, now: MonoNanos) -> GateState {
         if self.fenced {
             GateState::Shut(ShutWhy::Fenced)
-        } else if self.is_held() {
-            GateState::Shut(ShutWhy::Resyncing)
+        } else if let Some(reason) = self.held() {
+            GateState::Shut(ShutWhy::Held(reason))
         } else if self.lease.holds(now) {
             GateState::Open
         } else {
@@ -223,7 +220,7 @@ impl GroupState {
 
     /// Until when, on the clock of [`crate::now`], a covered packet may leave; 0: the gate is shut.
     fn open_until(&self) -> u64 {
-        match (self.fenced, self.mode, self.is_held(), self.lease.until()) {
+        match (self.fenced, self.mode, self.held().is_some(), self.lease.until()) {
             (true, ..) => 0,
             (false, Mode::Async, ..) => u64::MAX,
             (false, _, false, Some(until)) => until.0,
@@ -231,21 +228,15 @@ impl GroupState {
         }
     }
 
-    /// What some guest may have told has no stamp that C could cover.
-    fn is_held(&self) -> bool {
-        self.resyncing != 0 || self.unrecorded != 0
+    /// The reason for which nothing leaves, if there is one.
+    fn held(&self) -> Option<HoldReason> {
+        HoldReason::ALL.into_iter().find(|reason| self.holds[*reason as usize] != 0)
     }
 
-    /// A resync of a writer has begun or ended. One that goes on keeps the gate shut for all.
-    pub fn hold_for_resync(&mut self, writer: WriterId, hold: bool) {
-        let bit = 1 << writer.index();
-        self.resyncing = if hold { self.resyncing | bit } else { self.resyncing & !bit };
-    }
-
-    /// A writer's guest is served without records from now on, or no more. A resync begins before that ends.
-    pub fn hold_unrecorded(&mut self, writer: WriterId, hold: bool) {
-        let bit = 1 << writer.index();
-        self.unrecorded = if hold { self.unrecorded | bit } else { self.unrecorded & !bit };
+    /// The reason begins, or ends, to hold for a writer. One that goes on keeps the gate shut for all.
+    pub fn hold(&mut self, writer: WriterId, reason: HoldReason, hold: bool) {
+        let (bit, writers) = (1 << writer.index(), &mut self.holds[reason as usize]);
+        *writers = if hold { *writers | bit } else { *writers & !bit };
     }
 
     /// The backup has ended this primary's epoch: shut for good, in every mode.
@@ -574,16 +565,9 @@ impl GateHandle {
         self.change(GroupState::fence);
     }
 
-    /// A resync of a writer after an unclean stop has begun or ended: nothing leaves during it, because what
-    /// clients may have been shown before the stop has no stamp.
-    pub fn hold_for_resync(&self, writer: WriterId, hold: bool) {
-        self.change(|state| state.hold_for_resync(writer, hold));
-    }
-
-    /// A writer's guest is served without records from now on, or no more: nothing leaves meanwhile, because what
-    /// clients may be shown has no stamp.
-    pub fn hold_unrecorded(&self, writer: WriterId, hold: bool) {
-        self.change(|state| state.hold_unrecorded(writer, hold));
+    /// Nothing leaves, whatever C covers, while a reason holds for any writer.
+    pub fn hold(&self, writer: WriterId, reason: HoldReason, hold: bool) {
+        self.change(|state| state.hold(writer, reason, hold));
     }
 
     /// Whether the gate's thread acts on everything that was told so far, but for a higher C: of that it hears at once only
@@ -752,7 +736,7 @@ mod tests {
         assert_eq!(state.open_until(), 0);
         state.lease.renewed(MonoNanos(10), MonoNanos(10));
         assert_eq!(state.open_until(), MonoNanos(10).plus_ms(10_000).0);
-        state.hold_for_resync(WriterId(0), true);
+        state.hold(WriterId(0), HoldReason::Gap, true);
         assert_eq!(state.open_until(), 0);
         state.mode = Mode::Async;
         assert_eq!(state.open_until(), u64::MAX);
@@ -787,36 +771,25 @@ mod tests {
         assert!(handle.is_applied());
         handle.set_committed(&CountVector::of(WriterId(0), Seq(5)));
         assert!(handle.is_applied());
-        handle.hold_for_resync(WriterId(0), true);
+        handle.hold(WriterId(0), HoldReason::Gap, true);
         assert!(!handle.is_applied());
     }
 
     #[test]
-    fn the_last_resync_that_ends_opens_the_gate() {
+    fn the_last_hold_that_ends_opens_the_gate() {
         let mut state = GroupState::new(Mode::Pipelined, 10_000);
         state.lease.renewed(MonoNanos(10), MonoNanos(10));
+        let shut = |reason| GateState::Shut(ShutWhy::Held(reason));
         for writer in [WriterId(0), WriterId(63), WriterId(63)] {
-            state.hold_for_resync(writer, true);
+            state.hold(writer, HoldReason::Gap, true);
         }
-        state.hold_for_resync(WriterId(63), false);
-        assert_eq!(state.gate_state(MonoNanos(11)), GateState::Shut(ShutWhy::Resyncing));
-        state.hold_for_resync(WriterId(0), false);
-        assert_eq!(state.gate_state(MonoNanos(11)), GateState::Open);
-    }
-
-    /// A resync that ends does not open it for what has no record, nor the other way round.
-    #[test]
-    fn what_has_no_record_keeps_the_gate_shut_until_a_resync_does() {
-        let mut state = GroupState::new(Mode::Pipelined, 10_000);
-        state.lease.renewed(MonoNanos(10), MonoNanos(10));
-        let shut = GateState::Shut(ShutWhy::Resyncing);
-        state.hold_unrecorded(WriterId(0), true);
-        state.hold_for_resync(WriterId(0), false);
-        assert_eq!((state.gate_state(MonoNanos(11)), state.open_until()), (shut, 0));
-        state.hold_for_resync(WriterId(0), true);
-        state.hold_unrecorded(WriterId(0), false);
-        assert_eq!((state.gate_state(MonoNanos(11)), state.open_until()), (shut, 0));
-        state.hold_for_resync(WriterId(0), false);
+        state.hold(WriterId(0), HoldReason::LeftBacklog, true);
+        state.hold(WriterId(63), HoldReason::Gap, false);
+        assert_eq!(state.gate_state(MonoNanos(11)), shut(HoldReason::Gap));
+        state.hold(WriterId(0), HoldReason::Gap, false);
+        assert_eq!(state.gate_state(MonoNanos(11)), shut(HoldReason::LeftBacklog));
+        assert_eq!(state.open_until(), 0);
+        state.hold(WriterId(0), HoldReason::LeftBacklog, false);
         assert_eq!(state.gate_state(MonoNanos(11)), GateState::Open);
     }
 

@@ -3,7 +3,7 @@
 //! Each has one writer (the gate's thread; for restored rules whoever follows the rules), so relaxed
 //! atomics are exact; a snapshot may mix two moments, which is fine for metrics and status.
 
-use crate::release_queue::{PassWhy, Released, ShutWhy};
+use crate::release_queue::{HoldReason, PassWhy, Released, ShutWhy};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tidelock_protocol::ids::MonoNanos;
 
@@ -15,7 +15,8 @@ pub const HOLD_BUCKETS: usize = HOLD_BUCKETS_MS.len() + 1;
 
 const SHUT_NO_LEASE: u64 = 1;
 const SHUT_FENCED: u64 = 2;
-const SHUT_RESYNCING: u64 = 3;
+const SHUT_GAP: u64 = 3;
+const SHUT_LEFT_BACKLOG: u64 = 5;
 const SHUT_FLOOR_UNKNOWN: u64 = 4;
 
 /// One member's counters.
@@ -98,7 +99,8 @@ impl GateStats {
         let why = match get(&self.shut_why) {
             SHUT_NO_LEASE => Some(ShutWhy::NoLease),
             SHUT_FENCED => Some(ShutWhy::Fenced),
-            SHUT_RESYNCING => Some(ShutWhy::Resyncing),
+            SHUT_GAP => Some(ShutWhy::Held(HoldReason::Gap)),
+            SHUT_LEFT_BACKLOG => Some(ShutWhy::Held(HoldReason::LeftBacklog)),
             SHUT_FLOOR_UNKNOWN => Some(ShutWhy::FloorUnknown),
             _ => None,
         };
@@ -182,7 +184,8 @@ impl GateStats {
             None => 0,
             Some(ShutWhy::NoLease) => SHUT_NO_LEASE,
             Some(ShutWhy::Fenced) => SHUT_FENCED,
-            Some(ShutWhy::Resyncing) => SHUT_RESYNCING,
+            Some(ShutWhy::Held(HoldReason::Gap)) => SHUT_GAP,
+            Some(ShutWhy::Held(HoldReason::LeftBacklog)) => SHUT_LEFT_BACKLOG,
             Some(ShutWhy::FloorUnknown) => SHUT_FLOOR_UNKNOWN,
         };
         if self.shut_why.load(Relaxed) == 0 {

@@ -1,5 +1,6 @@
 //! A simulated host, as production's loop of one of its groups ([`GroupLoop`]) sees it and acts on it.
 
+use crate::beating::Beating;
 use crate::failure::{Checked, Failure};
 use crate::scenario::Scenario;
 use crate::world::World;
@@ -11,7 +12,7 @@ use tidelock_daemon::group::{GateSight, GroupLoop, GroupSettings, Member, Surrou
 use tidelock_daemon::link::port::{Agreement, ToLink};
 use tidelock_daemon::owner::{Clocks, ToOwner};
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::message::{Form, Mode, RefusalKind};
 
 /// An operator who waits for a switch asks how far it is more often than that.
 const ASKED_WITHIN: Duration = Duration::from_millis(50);
@@ -124,10 +125,17 @@ impl Surroundings for Here<'_> {
             let is_poisoned = !run.poisoned.is_empty();
             let written = writer.map(|_| Writer {
                 phase: run.phase(),
+                gap: run.view.gap(),
+                is_superseded: run
+                    .refusal
+                    .as_ref()
+                    .is_some_and(|of| of.kind == RefusalKind::Superseded),
+                heartbeat_lost: run.beating.as_ref().is_some_and(Beating::misses),
                 may_answer_unreached: run.state.may_answer_unreached(),
                 failed_disk: is_poisoned.then(|| ("d".to_owned(), "it fails".to_owned())),
                 differs: run.state.verified().is_some_and(|verified| verified.differs()),
-                lag_writes: link.lag_writes(),
+                published: run.view.published(),
+                durable: run.port.acked().0,
                 told: run.port.told(),
             });
             Member { name: plan.name.clone(), link, control: run.control.clone(), writer: written }
@@ -141,6 +149,10 @@ impl Surroundings for Here<'_> {
         let (committed, watermark) = gate.committed();
         let is_open = run.gate.is_open(self.clocks().now);
         Some(GateSight { is_open, committed, watermark, is_applied: gate.is_applied() })
+    }
+
+    fn left_unheld(&mut self) -> bool {
+        false
     }
 
     fn held_packets(&self) -> Option<u64> {

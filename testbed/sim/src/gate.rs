@@ -18,7 +18,7 @@ use tidelock_netfilter::gate::{
     GateHandle, GateStats, GroupGate, Pending, PortParts, Surroundings, ToldPrograms,
 };
 use tidelock_netfilter::nfqueue::{PacketQueue, QueueError, QueuedPacket, Received};
-use tidelock_netfilter::release_queue::{GateState, Kind, PacketId, ShutWhy};
+use tidelock_netfilter::release_queue::{GateState, HoldReason, Kind, PacketId, ShutWhy};
 use tidelock_netfilter::verdicts::{Verdict, Verdicts};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, WriterId};
@@ -358,12 +358,8 @@ impl GateControl for NotedGate {
         self.held.is_applied()
     }
 
-    fn hold_for_resync(&self, hold: bool) {
-        self.held.hold_for_resync(hold);
-    }
-
-    fn hold_unrecorded(&self, hold: bool) {
-        self.held.hold_unrecorded(hold);
+    fn hold(&self, reason: HoldReason, hold: bool) {
+        self.held.hold(reason, hold);
     }
 
     fn watermark(&self, watermark: Hlc) {

@@ -22,7 +22,7 @@ use crate::world::{Event, Run, World, note};
 use std::time::Duration;
 use tidelock_daemon::owner::{Clocks, Phase, ToOwner};
 use tidelock_daemon::sequencer::Extent;
-use tidelock_daemon::status::{Facts, GroupState, judge};
+use tidelock_daemon::status::Kind;
 use tidelock_daemon::verifications::{Plan, Verifications, Writer};
 use tidelock_daemon::verified::{DifferingExtent, Verified};
 use tidelock_protocol::ids::{DiskId, WriterId};
@@ -175,12 +175,6 @@ impl World {
         self.check_standing(vm)
     }
 
-    /// Whether the sites are known to differ.
-    pub(crate) fn differs(&self, vm: usize) -> bool {
-        let run = self.vms[vm].run.as_ref();
-        run.and_then(|run| run.state.verified()).is_some_and(|verified| verified.differs())
-    }
-
     // ---- the checker
 
     fn check_verified(&mut self, vm: usize, looked: &Looked, verified: &Verified) -> Checked {
@@ -238,13 +232,16 @@ impl World {
     }
 
     /// What was told is still known, and status says so.
-    fn check_standing(&self, vm: usize) -> Checked {
-        let plan = &self.plan.groups[self.plan.vms[vm].group];
-        let facts = Facts { differs: plan.writers().any(|vm| self.differs(vm)), ..Facts::GOOD };
+    fn check_standing(&mut self, vm: usize) -> Checked {
         // Status is asked of a daemon that runs.
-        let is_told = self.vms[vm].is_told_to_differ && self.vms[vm].run.is_some();
-        check(!is_told || judge(facts) == GroupState::Differs, Checker::VerifyTruthful, || {
-            format!("vm {vm}: the sites were found to differ, and status is {:?}", judge(facts))
+        if !self.vms[vm].is_told_to_differ || self.vms[vm].run.is_none() {
+            return Ok(());
+        }
+        let (host, group) = (self.plan.vms[vm].host, self.plan.vms[vm].group);
+        let risk = self.with_group(host, group, |of, here| of.risk(here))?;
+        let is_said = risk.as_ref().is_none_or(|risk| risk.why.kind != Kind::Following);
+        check(is_said, Checker::VerifyTruthful, || {
+            format!("vm {vm}: the sites were found to differ, and status is {risk:?}")
         })
     }
 

@@ -165,7 +165,7 @@ fn known_seed(name: &str) -> u64 {
         | "rebuilt-next-to-pending"
         | "strip-before-merge"
         | "unbounded-backlog" => 2,
-        "ack-over-gap" | "certificate-ignored" | "epoch-not-durable" | "one-too-early" => 3,
+        "certificate-ignored" | "epoch-not-durable" | "one-too-early" => 3,
         "old-epoch-accepted" => 4,
         "copies-starve"
         | "cut-of-each-maximum"
@@ -185,6 +185,7 @@ fn known_seed(name: &str) -> u64 {
         "ceiling-passed" => 8,
         "end-not-told" | "removed-holds-watermark" => 9,
         "others-not-awaited" => 12,
+        "ack-over-gap" => 15,
         "grown-is-whole" => 16,
         "queue-is-silence" => 18,
         "activity-forgotten" | "any-entry-covers" | "first-entry-only" | "sum-covers" => 19,
@@ -330,7 +331,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("one-too-early", Checker::OutputCommit, 31, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::Tag, 6, &[Checker::OutputCommit, Checker::Closed]),
         ("strip-before-merge", Checker::Tag, 6, &[Checker::OutputCommit, Checker::Closed]),
-        ("handing-over-forgotten", Checker::OutputCommit, 5, &[Checker::Closed]),
+        ("handing-over-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 457, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 82, &[Checker::Closed]),
         (

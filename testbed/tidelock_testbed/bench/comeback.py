@@ -151,7 +151,7 @@ def _resync(run: Run, pair: Protected, settings: Settings) -> dict:
     pair.daemon.process.kill()
     pair.net.wan.mend()
     pair.daemon.start()
-    pair.daemon.wait_state("resyncing", 60, [pair.backup.process], name=GROUP)
+    pair.daemon.wait_state("copying", 60, [pair.backup.process], name=GROUP)
     pair.daemon.wait_state("protected", 60, [pair.backup.process], name=BESIDE)
     samples: list[tuple[float, int, int]] = []
     watching = threading.Thread(target=_watch, args=(pair, samples))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from tidelock_testbed.risk import word_of
+
 from ..hostdaemon import Protection, gate_of, writer_of
 from ..process import Process
 from ..progress import say
@@ -62,7 +64,7 @@ def _outage(name: str, settings: Settings, seconds: float) -> dict:
             time.sleep(seconds / SAMPLES)
         group = pair.daemon.group()
         written = writer_of(group)["guest_io"]["written_bytes"]
-        state, is_open = group["state"], gate_of(group)["open"]
+        state, is_open = word_of(group), gate_of(group)["open"]
         asked = IOPS * 4096 * seconds
         if name == "goes on" and written < asked / 2:
             raise RuntimeError(f"the guest has written {written} bytes of {asked:.0f}: it did not go on")

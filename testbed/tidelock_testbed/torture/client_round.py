@@ -291,22 +291,22 @@ def tortured(kind: type[Drill]) -> type[Drill]:
 
             def cut() -> None:
                 wan.cut()
-                until("degraded")
+                until("told")
 
             def start_without() -> None:
                 wan.cut()
                 daemon.process.kill()
                 victim.vanished()
                 victim.start()
-                until("unprotected")
+                until("unrecorded")
 
             if "when_unreachable" in self.keys:
                 what = "outage: clients are answered without the backup"
-                faults[what] = Switch(cut, wan.mend, seen("degraded"), frozenset({"wan 0"}))
+                faults[what] = Switch(cut, wan.mend, seen("told"), frozenset({"wan 0"}))
             if "before_first_contact" in self.keys:
                 what = "outage: the daemon starts without the backup"
                 subjects = frozenset({"wan 0", "backup", victim.name})
-                faults[what] = Switch(start_without, wan.mend, seen("unprotected"), subjects)
+                faults[what] = Switch(start_without, wan.mend, seen("unrecorded"), subjects)
             return faults
 
         def suffer(self, seconds: float) -> None:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tidelock_testbed.risk import word_of, words_of
+
 from .. import nbdwire
 from ..faultshim import FaultShim
 from ..faultydisk import FaultyDisk
@@ -152,18 +154,18 @@ class TorturedDisk:
         of_link = frozenset({"wan 0"})
         group = pair.options.group
         if "async after" in group:
-            degraded = rises(lambda: self.seen["degraded"])
+            told = rises(lambda: self.seen["told"])
             faults["outage: clients are answered without the backup"] = Switch(
-                lambda: self._cut_until("degraded"), wan.mend, degraded, of_link
+                lambda: self._cut_until("told"), wan.mend, told, of_link
             )
         if "backlog_on_disk" in group:
             on_disk = rises(lambda: self.seen["on disk"])
             faults["outage: longer than memory holds"] = Switch(
                 lambda: self._cut_until("on disk"), wan.mend, on_disk, of_link
             )
-            is_full = rises(lambda: self.seen["overflowed"] + self.seen["full"])
+            is_full = rises(lambda: self.seen["unrecorded"] + self.seen["full"])
             faults["outage: longer than the backlog on disk holds"] = Switch(
-                lambda: self._cut_until("overflowed", "full"), wan.mend, is_full, of_link
+                lambda: self._cut_until("unrecorded", "full"), wan.mend, is_full, of_link
             )
         if "serve-unprotected" in group:
 
@@ -172,12 +174,12 @@ class TorturedDisk:
                 pair.daemon.kill()
                 self.daemon_is_gone()
                 self.start_daemon()
-                self._work_until(UNREACHED_S, "unprotected")
+                self._work_until(UNREACHED_S, "unrecorded")
 
             subjects = of_link | {"daemon", "backup"}
-            unprotected = rises(lambda: self.seen["unprotected"])
+            unrecorded = rises(lambda: self.seen["unrecorded"])
             faults["outage: the daemon starts without the backup"] = Switch(
-                start_without, wan.mend, unprotected, subjects
+                start_without, wan.mend, unrecorded, subjects
             )
         return faults
 
@@ -267,10 +269,10 @@ class TorturedDisk:
         group = groups[0]
         self._look_at_verification(writer_of(group)["verify"]["last"])
         self._look_at_backlog(writer_of(group)["backlog"])
-        self.seen[group["state"]] += 1
+        self.seen.update(words_of(group))
         self.seen["no room"] += "no room" in (group["detail"] or "")
-        if group["state"] == "protected" and group["degraded_since_unix_ms"] is not None:
-            self.verdict.check(6, False, f"it is called protected and degraded: {group}")
+        if word_of(group) == "protected" and group["told"] is not None:
+            self.verdict.check(6, False, f"it is called protected, and clients were told: {group}")
 
     def _look_at_backlog(self, backlog: dict) -> None:
         """It has no more than it may. While a comparison runs the limit is a lower one, for what comes then."""
@@ -361,7 +363,7 @@ class TorturedDisk:
 
     def _state(self) -> str | None:
         try:
-            return self.pair.group()["state"]
+            return word_of(self.pair.group())
         except OSError:  # nobody answers
             return None
 

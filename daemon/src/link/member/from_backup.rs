@@ -4,14 +4,13 @@ use super::super::Refusal;
 use super::super::port::{AttachedStream, FromLink};
 use super::super::queue::Queue;
 use super::judging::ANSWERS_MAX;
-use super::{Member, MemberError, Phase};
+use super::standing::{Contact, Conversation, LeaseTalk, Recording, Refusing, Switching};
+use super::{Member, MemberError};
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attached, Basis, CopyState, Message, Mode, Progress, RefusalKind, StreamState, Writing,
 };
-
-/// At most 15 beacons pass between two attempts of a member that is refused: with the usual lease 40 s.
-const BEACONS_PASSED_LOG2_MAX: u32 = 4;
 
 /// A backup can stop and begin to acknowledge as often as it likes: a change is logged once in so long.
 const STALL_SAID_EVERY_NS: u64 = 10_000_000_000;
@@ -38,23 +37,24 @@ impl StallLog {
 impl<T> Member<T> {
     /// A message of the backup for this member.
     pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
-        match (message, self.phase) {
-            (Message::Attached(attached), Phase::Attaching | Phase::Attached)
-                if self.awaits(&attached) =>
-            {
-                self.attached(attached, now)
+        match (message, self.conversation) {
+            (
+                Message::Attached(attached),
+                Conversation::Attaching | Conversation::Attached { .. },
+            ) if self.awaits(&attached) => self.attached(attached, now),
+            (Message::Progress(progress), Conversation::Attached { .. }) => {
+                self.progress(&progress, now)
             }
-            (Message::Progress(progress), Phase::Attached) => self.progress(&progress, now),
-            (Message::Sound { id }, Phase::Attached) => {
+            (Message::Sound { id }, Conversation::Attached { .. }) => {
                 self.has_room_for_answer()?;
                 self.sounded(id);
                 Ok(())
             }
-            (Message::Floor { pending, hlc }, Phase::Attached) => {
+            (Message::Floor { pending, hlc }, Conversation::Attached { .. }) => {
                 self.port.send((self.to_owner)(FromLink::Floor { pending, hlc }));
                 Ok(())
             }
-            (Message::FloorIs { mark, pending, hlc }, Phase::Attached) => {
+            (Message::FloorIs { mark, pending, hlc }, Conversation::Attached { .. }) => {
                 // Of an older question: then it is asked again.
                 if self.gate.awaits_floor() == Some(mark) {
                     self.floor_for_everyone = false;
@@ -62,29 +62,29 @@ impl<T> Member<T> {
                 self.gate.floor(mark, &pending, hlc);
                 Ok(())
             }
-            (Message::TagTerms(terms), Phase::Attached) => {
+            (Message::TagTerms(terms), Conversation::Attached { .. }) => {
                 self.gate.tag_terms(&terms);
                 Ok(())
             }
-            (Message::Lease { sent_at }, Phase::Attached) => {
-                self.is_heard_from = true;
+            (Message::Lease { sent_at }, Conversation::Attached { .. }) => {
+                self.lease_talk.leased();
                 self.gate.lease_renewed(sent_at);
                 self.stats.lease_renewed(sent_at, now);
                 Ok(())
             }
-            (Message::DigestResult { disk, offset, equal }, Phase::Attached) => {
+            (Message::DigestResult { disk, offset, equal }, Conversation::Attached { .. }) => {
                 self.port.send((self.to_owner)(FromLink::Digest { disk, offset, equal }));
                 Ok(())
             }
-            (Message::PolicyKept(kept), Phase::Attached) => {
+            (Message::PolicyKept(kept), Conversation::Attached { .. }) => {
                 // Also if it is not what was said: then it has no room, and the group holds.
-                self.policy_is_kept = true;
+                self.lease_talk.policy_heard();
                 let is_kept = kept.after_ms == self.policy.after_ms
                     && (kept.mode == Mode::Async || self.policy.mode != Mode::Async);
                 self.stats.set_policy_kept(is_kept);
                 Ok(())
             }
-            (Message::ServesUnreachedKept { serves }, Phase::Attached) => {
+            (Message::ServesUnreachedKept { serves }, Conversation::Attached { .. }) => {
                 if let Err(error) = self.keeper.keep_serves_unreached(serves) {
                     let member = &self.attach.member;
                     tracing::error!(
@@ -94,51 +94,60 @@ impl<T> Member<T> {
                 }
                 Ok(())
             }
-            (Message::Unheard, Phase::Attached) => {
+            (Message::Unheard, Conversation::Attached { .. }) => {
                 // Who has been here all the time was told what there is to be told.
-                if !self.is_heard_from {
+                if self.lease_talk != LeaseTalk::Had {
                     self.has_room_for_answer()?;
                     self.gate.mark_incomplete();
                     self.ask_floor();
                 }
                 Ok(())
             }
-            (Message::Bookmarked { id, outcome }, Phase::Attached) => {
+            (Message::Bookmarked { id, outcome }, Conversation::Attached { .. }) => {
                 self.bookmarks.answered(id, outcome.map(|point| *point));
                 Ok(())
             }
-            (Message::LeaseGivenUp { committed }, Phase::Attached) if self.gives_up => {
-                if let Some(given_up) = self.given_up.take() {
+            (Message::LeaseGivenUp { committed }, Conversation::Attached { .. })
+                if matches!(self.switching, Switching::GivesUp { .. }) =>
+            {
+                if let Switching::GivesUp { answer } = &mut self.switching
+                    && let Some(answer) = answer.take()
+                {
                     // Nobody may wait for it any more.
-                    let _ = given_up.send(committed);
+                    let _ = answer.send(committed);
                 }
                 Ok(())
             }
-            (Message::SwitchAwaits { members }, Phase::Attached) => {
+            (Message::SwitchAwaits { members }, Conversation::Attached { .. }) => {
                 // Nobody may ask any more.
-                if let Some(agreement) = &self.agreement {
+                if let Switching::Prepares { agreement, .. } = &self.switching {
                     agreement.told(&self.attach.member, members);
                 }
                 Ok(())
             }
-            (Message::Stalled { reason }, Phase::Attached) => {
-                self.is_stalled = reason.is_some();
+            (Message::Stalled { reason }, Conversation::Attached { wants_lease, .. }) => {
+                let is_stalled = reason.is_some();
+                self.conversation = Conversation::Attached { wants_lease, is_stalled };
                 self.stats.set_stalled(reason);
                 self.say_stall(now);
                 Ok(())
             }
-            (Message::Refused { kind, reason }, Phase::Attaching | Phase::Attached) => {
+            (
+                Message::Refused { kind, reason },
+                Conversation::Attaching | Conversation::Attached { .. },
+            ) => {
                 self.refused(Refusal { kind, reason });
                 Ok(())
             }
-            (_, Phase::Refused) => Ok(()),
+            (_, Conversation::Refused { .. }) => Ok(()),
             _ => Err(self.unexpected("message")),
         }
     }
 
     /// Logs whether the backup acknowledges, if that has changed since it was logged last.
     pub(super) fn say_stall(&mut self, now: MonoNanos) {
-        if self.phase != Phase::Attached || !self.stall_log.may_say(self.is_stalled, now) {
+        let is_stalled = self.conversation.is_stalled();
+        if !self.conversation.is_attached() || !self.stall_log.may_say(is_stalled, now) {
             return;
         }
         let member = &self.attach.member;
@@ -159,7 +168,8 @@ impl<T> Member<T> {
     /// True if this answers a question: to be attached, or on the same connection to compare. A writer has a stream, and
     /// nobody else.
     fn awaits(&self, attached: &Attached) -> bool {
-        let is_asked = self.phase == Phase::Attaching || self.says_differs;
+        let is_asked = self.conversation == Conversation::Attaching
+            || self.recording == Recording::AsksToCompare;
         is_asked && attached.stream.is_some() == self.writer().is_some()
     }
 
@@ -168,7 +178,7 @@ impl<T> Member<T> {
         if !self.is_same_group(group_id) {
             return Ok(());
         }
-        let compares = std::mem::take(&mut self.says_differs);
+        let compares = self.recording == Recording::AsksToCompare;
         if compares && stream.as_ref().is_some_and(|stream| stream.copy == CopyState::Whole) {
             return Err(self.unexpected("whole copy"));
         }
@@ -177,14 +187,10 @@ impl<T> Member<T> {
             Some(stream) => self.stream_goes_on(progress.durable, stream, compares)?,
             None => false,
         };
-        self.phase = Phase::Attached;
-        (self.last_refusal, self.refusals, self.beacons_to_pass) = (None, 0, 0);
-        self.was_attached = true;
-        self.is_unwanted = false;
-        self.wants_lease = true;
         // A group that was opened anew since it stalled does not say that it goes on; one that
         // is still stalled says so right after this.
-        self.is_stalled = false;
+        self.conversation = Conversation::JUST_ATTACHED;
+        (self.refusing, self.contact) = (Refusing::No, Contact::Had);
         self.stats.set_stalled(None);
         self.heard_progress(&progress, now);
         if let Some(stream) = stream {
@@ -229,28 +235,28 @@ impl<T> Member<T> {
         stream: &StreamState,
         compares: bool,
     ) -> Result<bool, MemberError> {
-        if !self.was_attached && stream.basis != Basis::Continues {
+        if self.contact != Contact::Had && stream.basis != Basis::Continues {
             // The backup has not accepted the stream that an earlier process left on disk: nothing of it is sent.
-            (self.sender, self.held_to) = (None, None);
+            self.sender = None;
         }
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = stream.copy == CopyState::Resyncing
             || (self.is_of_several() && stream.copy.told() == CopyState::Partial);
-        if must_compare {
-            self.gate.hold_for_resync(true);
-            // The end of the comparison lets it go.
-            self.held_to = None;
-            if self.is_of_several() {
-                // During a resync C stands still, and what the guest tells others waits by its tag.
-                // In the middle of an initial copy C goes on. And P of the old run may be lost.
-                self.gate.mark_incomplete();
-            }
+        if must_compare || (self.sender.is_none() && self.held_to.is_some()) {
+            self.gate.hold(HoldReason::Gap, true);
+            // The end of the comparison lets all go.
+            self.let_gate_go(Seq(u64::MAX));
+        }
+        if must_compare && self.is_of_several() {
+            // During a resync C stands still, and what the guest tells others waits by its tag.
+            // In the middle of an initial copy C goes on. And P of the old run may be lost.
+            self.gate.mark_incomplete();
         }
         let first = self.sender.is_none();
         let on_disk = &self.on_disk;
         let sender = self.sender.get_or_insert_with(|| Queue::new(durable, on_disk.clone()));
         if compares {
-            (self.stands, self.wants_compare) = (false, false);
+            self.recording = Recording::Records;
             self.compared_from = sender.admitted().next();
         }
         match sender.attached(durable, stream.begun) {
@@ -314,15 +320,17 @@ impl<T> Member<T> {
         if let (Some(sender), Some(writer)) = (&self.sender, self.writer()) {
             let admitted = sender.admitted();
             // What has no record is there with what is recorded next: C reaches that when all is compared.
-            let reaches = if self.stands { admitted.next() } else { admitted };
+            let reaches = match self.recording {
+                Recording::Records => admitted,
+                _ => admitted.next(),
+            };
             pending.raise(writer, reaches.max(self.compared_from));
         }
         self.answers.push_back(Message::Sounded { id, pending, hlc });
     }
 
     fn refused(&mut self, refusal: Refusal) {
-        // It asks again and again: a reason that is known is not said again.
-        if self.last_refusal.as_ref() != Some(&refusal) {
+        if self.refusing.refused(&refusal) {
             tracing::error!(
                 member = self.attach.member,
                 kind = ?refusal.kind,
@@ -330,12 +338,9 @@ impl<T> Member<T> {
                 "the backup refuses this member"
             );
         }
-        self.last_refusal = Some(refusal.clone());
-        self.refusals = self.refusals.saturating_add(1);
-        // A server that stops is back soon; anything else waits for somebody who acts.
-        let passes = (1 << (self.refusals - 1).min(BEACONS_PASSED_LOG2_MAX)) - 1;
-        self.beacons_to_pass = if refusal.kind == RefusalKind::Stopping { 0 } else { passes };
-        self.is_unwanted |= refusal.kind != RefusalKind::Stopping;
+        if let Contact::None { is_unwanted, .. } = &mut self.contact {
+            *is_unwanted |= refusal.kind != RefusalKind::Stopping;
+        }
         if refusal.is_final() {
             self.shut_for_good(&refusal.reason);
         }
@@ -348,20 +353,20 @@ impl<T> Member<T> {
         if let Some(sender) = &mut self.sender {
             sender.detached();
         }
-        self.must_connect_anew = std::mem::take(&mut self.says_differs) && !refusal.is_final();
+        let must_connect_anew = self.recording.unanswered() && !refusal.is_final();
         self.tell_refusal(refusal);
+        self.conversation = Conversation::Refused { must_connect_anew };
     }
 
     /// This run is never taken back.
     pub(super) fn shut_for_good(&mut self, reason: &str) {
         self.gate.fence();
-        self.refusal_is_final = true;
-        self.shut_because = reason.to_owned();
+        self.refusing = Refusing::ForGood { reason: reason.to_owned() };
         self.bookmarks.give_up(reason);
     }
 
     pub(super) fn tell_refusal(&mut self, refusal: Refusal) {
-        self.phase = Phase::Refused;
+        self.conversation = Conversation::Refused { must_connect_anew: false };
         if self.writer().is_none() {
             self.stats.set_refusal(Some(refusal.reason.clone()));
         }
@@ -370,7 +375,7 @@ impl<T> Member<T> {
 
     pub(super) fn let_gate_go(&mut self, committed: Seq) {
         if self.held_to.take_if(|held_to| committed >= *held_to).is_some() {
-            self.gate.hold_for_resync(false);
+            self.gate.hold(HoldReason::LeftBacklog, false);
         }
     }
 

@@ -1,8 +1,10 @@
 //! What the owner loop tells a member.
 
 use super::super::port::{FromLink, ToLink};
-use super::{Member, Phase};
+use super::Member;
+use super::standing::{Contact, Conversation, Recording, Switching};
 use bytes::BytesMut;
+use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message, Writing};
 use tidelock_protocol::record::{Record, Role};
 
@@ -51,16 +53,14 @@ impl<T> Member<T> {
                 }
             }
             ToLink::ReadyToSwitch(ready, agreement) => {
-                self.is_ready = ready;
-                self.agreement = Some(agreement);
+                if !matches!(self.switching, Switching::GivesUp { .. }) {
+                    self.switching = Switching::Prepares { is_ready: ready, agreement };
+                }
                 // If it is not attached, it says so when it is; nobody counts on one that is not.
                 self.control(Message::ReadyToSwitch { ready }, out);
             }
-            ToLink::GiveUpLease(given_up) => {
-                self.gives_up = true;
-                self.is_ready = false;
-                self.agreement = None;
-                self.given_up = given_up;
+            ToLink::GiveUpLease(answer) => {
+                self.switching = Switching::GivesUp { answer };
                 // If it is not attached, it says so when it is.
                 self.control(Message::GiveUpLease, out);
             }
@@ -68,7 +68,7 @@ impl<T> Member<T> {
             ToLink::LeaveOpen => {
                 self.says_unreached = Some(true);
                 // If it is not attached, it says so when it is.
-                if self.phase == Phase::Attached {
+                if self.conversation.is_attached() {
                     self.say_policy();
                 }
             }
@@ -78,16 +78,18 @@ impl<T> Member<T> {
             }
             ToLink::Detach(end) => self.control(Message::Detach { end }, out),
             ToLink::ServeUnrecorded => {
-                self.wants_unrecorded = true;
+                if let Contact::None { wants_unrecorded, .. } = &mut self.contact {
+                    *wants_unrecorded = true;
+                }
                 self.let_serve_unrecorded();
             }
-            ToLink::Stands => self.stands = true,
+            ToLink::Stands => self.recording = Recording::Stands,
             // It is asked with what is sent next.
-            ToLink::AskToCompare => self.wants_compare = true,
+            ToLink::AskToCompare => self.recording = Recording::WantsComparison,
             ToLink::AskFloor { everyone } => {
                 self.floor_for_everyone |= everyone;
                 // If it is not attached, it asks when it is.
-                if self.phase == Phase::Attached {
+                if self.conversation.is_attached() {
                     self.ask_floor();
                 }
             }
@@ -95,7 +97,8 @@ impl<T> Member<T> {
     }
 
     pub(super) fn adopted(&mut self, out: &mut BytesMut) {
-        if std::mem::take(&mut self.awaits_adoption) && self.is_connected {
+        let is_connected = self.conversation != Conversation::Detached;
+        if std::mem::take(&mut self.awaits_adoption) && is_connected {
             self.connected(out);
         }
     }
@@ -109,12 +112,13 @@ impl<T> Member<T> {
     /// While an answer to "the last run ended cleanly" may come, nothing may be written that makes it untrue. The
     /// connection ends when nothing comes, and then it was not said.
     pub(super) fn let_serve_unrecorded(&mut self) {
-        let may_be_attached = match self.phase {
-            Phase::Attached => true,
-            Phase::Attaching => self.sender.is_some() || self.says_clean(),
-            Phase::Detached | Phase::Refused => false,
+        let may_be_attached = match self.conversation {
+            Conversation::Attached { .. } => true,
+            Conversation::Attaching => self.sender.is_some() || self.says_clean(),
+            Conversation::Detached | Conversation::Quiet | Conversation::Refused { .. } => false,
         };
-        if !self.wants_unrecorded || self.was_attached || self.is_unwanted || may_be_attached {
+        let is_wanted = Contact::None { wants_unrecorded: true, is_unwanted: false };
+        if self.contact != is_wanted || may_be_attached {
             return;
         }
         if let Err(error) = self.keeper.keep_served() {
@@ -125,12 +129,10 @@ impl<T> Member<T> {
             );
             return;
         }
-        self.wants_unrecorded = false;
+        self.contact = Contact::None { wants_unrecorded: false, is_unwanted: false };
         self.sender = None;
-        if self.held_to.take().is_some() {
-            // The gate was held for the backlog of an earlier process, which is given up here.
-            self.gate.hold_for_resync(false);
-        }
+        // The backlog of an earlier process is given up here.
+        self.let_gate_go(Seq(u64::MAX));
         if let Some(Writing { last_run: LastRun::Clean { served, .. }, .. }) =
             self.attach.writing_mut()
         {

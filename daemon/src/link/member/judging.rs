@@ -1,6 +1,7 @@
 //! Judges the backup's messages before anything of them is believed. A certificate says who speaks, not that it is true.
 
-use super::{Member, MemberError, Phase};
+use super::standing::Contact;
+use super::{Member, MemberError};
 use crate::link::queue::QueueError;
 use tidelock_protocol::bounds::{self, Implausible, Plausible, SEQ_OF_REMOVED};
 use tidelock_protocol::hlc::Hlc;
@@ -49,8 +50,8 @@ impl<T> Member<T> {
     fn may_be_durable(&self, message: &Message) -> Result<(), MemberError> {
         let (progress, is_known) = match message {
             // The count of an earlier process is not known here.
-            Message::Attached(attached) => (&attached.progress, self.was_attached),
-            Message::Progress(progress) => (progress, self.phase == Phase::Attached),
+            Message::Attached(attached) => (&attached.progress, self.contact == Contact::Had),
+            Message::Progress(progress) => (progress, self.conversation.is_attached()),
             _ => return Ok(()),
         };
         let Some(writer) = self.writer() else { return Ok(()) };

@@ -4,15 +4,17 @@
 mod from_backup;
 mod from_owner;
 mod judging;
+mod standing;
 mod to_backup;
 
 use super::bookmarks::Bookmarks;
-use super::port::{Agreement, FromLink, LeaseGivenUp, OwnerPort};
+use super::port::{FromLink, OwnerPort};
 use super::queue::{OnDisk, Queue, QueueError, Spilled};
 use super::{GateControl, Refusal};
 use crate::backlog::{self, BacklogError};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
+use standing::{Contact, Conversation, LeaseTalk, Recording, Refusing, Switching};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::bounds::Implausible;
@@ -77,14 +79,6 @@ impl MemberError {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Detached,
-    Attaching,
-    Attached,
-    Refused,
-}
-
 /// One member on the link.
 pub struct Member<T> {
     /// Answers to the backup's questions.
@@ -94,7 +88,12 @@ pub struct Member<T> {
     policy: Policy,
     says_unreached: Option<bool>,
     channel: Channel,
-    phase: Phase,
+    conversation: Conversation,
+    refusing: Refusing,
+    contact: Contact,
+    lease_talk: LeaseTalk,
+    switching: Switching,
+    recording: Recording,
     /// `None` until the backup has told a run that did not know where to go on.
     sender: Option<Queue>,
     on_disk: Option<Arc<OnDisk>>,
@@ -107,55 +106,15 @@ pub struct Member<T> {
     stats: Arc<LinkStats>,
     /// Guests' writes whose commit latency is being measured: the last seq of each batch.
     admitted: VecDeque<(Seq, MonoNanos)>,
-    refusal_is_final: bool,
-    /// Why it is, in the backup's words.
-    shut_because: String,
-    /// The last refusal, until the member is attached.
-    last_refusal: Option<Refusal>,
-    /// How often in a row, and how many beacons pass before it asks again.
-    refusals: u32,
-    beacons_to_pass: u32,
-    /// By the backup, in this run.
-    was_attached: bool,
-    /// The owner asks for [`FromLink::MayServeUnrecorded`].
-    wants_unrecorded: bool,
-    /// The backup was reached in this run, and does not want this member as it is.
-    is_unwanted: bool,
-    /// A lease was had in this run.
-    is_heard_from: bool,
-    /// Attached since the last beacon.
-    wants_lease: bool,
     /// The time of this run's last beacon.
     beacon_sent_at: Option<MonoNanos>,
-    /// The backup has told this run what it keeps of the policy: no lease is asked for before.
-    policy_is_kept: bool,
     /// When it asks for a floor next, it asks for everyone.
     floor_for_everyone: bool,
-    /// The backup has said that it takes no records for now. Sending on would only fill its
-    /// buffers, and the beacons that keep the gate open for reads would queue behind.
-    is_stalled: bool,
     stall_log: from_backup::StallLog,
-    /// The gate is shut for good in this epoch: no lease is asked for, it is given up.
-    gives_up: bool,
-    /// Who wants to hear that it is.
-    given_up: Option<LeaseGivenUp>,
-    /// It is about to be given up, together with the leases of other hosts.
-    is_ready: bool,
-    /// Who wants to hear of the others.
-    agreement: Option<Arc<Agreement>>,
     /// The group's disks are elsewhere still: nothing is said to the backup.
     awaits_adoption: bool,
-    /// A connection is up.
-    is_connected: bool,
     /// Age of the activity log.
     log: LogAge,
-    /// Guests are served without records.
-    stands: bool,
-    /// The owner asks for a comparison.
-    wants_compare: bool,
-    /// The attachment that is under way asks the backup for it.
-    says_differs: bool,
-    must_connect_anew: bool,
     /// What is recorded after the guests were served without comes from here on.
     compared_from: Seq,
 }
@@ -227,7 +186,15 @@ impl<T> Member<T> {
             policy,
             says_unreached,
             channel,
-            phase: Phase::Detached,
+            conversation: Conversation::Detached,
+            refusing: Refusing::No,
+            contact: Contact::None { wants_unrecorded: false, is_unwanted: false },
+            lease_talk: LeaseTalk::PolicyUnheard,
+            switching: match gives_up {
+                true => Switching::GivesUp { answer: None },
+                false => Switching::Not,
+            },
+            recording: Recording::Records,
             sender,
             on_disk,
             held_to: left.map(|left| left.last),
@@ -237,32 +204,11 @@ impl<T> Member<T> {
             keeper,
             stats,
             admitted: VecDeque::new(),
-            refusal_is_final: false,
-            shut_because: String::new(),
-            last_refusal: None,
-            refusals: 0,
-            beacons_to_pass: 0,
-            was_attached: false,
-            wants_unrecorded: false,
-            is_unwanted: false,
-            is_heard_from: false,
-            wants_lease: false,
             beacon_sent_at: None,
-            policy_is_kept: false,
             floor_for_everyone,
-            is_stalled: false,
             stall_log: from_backup::StallLog::default(),
-            gives_up,
-            given_up: None,
-            is_ready: false,
-            agreement: None,
             awaits_adoption: false,
-            is_connected: false,
             log,
-            stands: false,
-            wants_compare: false,
-            says_differs: false,
-            must_connect_anew: false,
             compared_from: Seq::ZERO,
         };
         if let Some(reason) = fenced {
@@ -286,13 +232,14 @@ impl<T> Member<T> {
 
     /// A connection is up: asks to be attached, unless the backup has refused for good.
     pub fn connected(&mut self, out: &mut BytesMut) {
-        self.is_connected = true;
         if !self.expects_answers() {
+            if self.conversation == Conversation::Detached {
+                self.conversation = Conversation::Quiet;
+            }
             return;
         }
-        self.phase = Phase::Attaching;
-        // Before its first lease a run is told who may be in mode async (`Unheard`): in answer to its policy.
-        self.policy_is_kept &= self.is_heard_from;
+        self.conversation = Conversation::Attaching;
+        self.lease_talk.connected();
         self.answers.clear();
         self.ask_to_be_attached(out);
     }
@@ -312,13 +259,11 @@ impl<T> Member<T> {
         if let Some(sender) = &mut self.sender {
             sender.detached();
         }
-        if self.phase == Phase::Attached {
+        if self.conversation.is_attached() {
             self.port.send((self.to_owner)(FromLink::Detached));
         }
-        self.phase = Phase::Detached;
-        (self.says_differs, self.must_connect_anew) = (false, false);
-        self.is_connected = false;
-        self.is_stalled = false;
+        self.conversation = Conversation::Detached;
+        self.recording.unanswered();
         self.stats.set_stalled(None);
         self.publish_stats();
         self.let_serve_unrecorded();
@@ -338,18 +283,17 @@ impl<T> Member<T> {
         }
     }
 
-    /// A refusal has crossed with a question. What answers the question could be taken for the answer to the next one: on
-    /// another connection it cannot.
+    /// A refusal has crossed with a question, so what comes next could be mistaken for an answer.
     #[must_use]
     pub fn must_connect_anew(&self) -> bool {
-        self.must_connect_anew
+        matches!(self.conversation, Conversation::Refused { must_connect_anew: true })
     }
 
     /// Whether the backup is asked for anything: not for a member that was replaced there, or whose disks are elsewhere
     /// still.
     #[must_use]
     pub fn expects_answers(&self) -> bool {
-        !self.refusal_is_final && !self.awaits_adoption
+        !matches!(self.refusing, Refusing::ForGood { .. }) && !self.awaits_adoption
     }
 
     /// The lease that this member asks for.
@@ -380,6 +324,6 @@ impl<T> Member<T> {
             let writes = sender.admitted().0 - sender.durable().0;
             self.stats.set_lag(writes, sender.backlog_bytes(), oldest);
         }
-        self.stats.set_attached(self.phase == Phase::Attached);
+        self.stats.set_attached(self.conversation.is_attached());
     }
 }

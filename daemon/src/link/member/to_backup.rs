@@ -1,6 +1,7 @@
 //! What a member tells the backup and asks it.
 
-use super::{Member, MemberError, Phase};
+use super::standing::{Conversation, LeaseTalk, Recording, Refusing, Switching};
+use super::{Member, MemberError};
 use bytes::BytesMut;
 use tidelock_protocol::frame;
 use tidelock_protocol::ids::MonoNanos;
@@ -9,12 +10,14 @@ use tidelock_protocol::sender::Transmit;
 
 impl<T> Member<T> {
     pub(super) fn ask_to_be_attached(&mut self, out: &mut BytesMut) {
-        self.says_differs = self.wants_compare;
+        if self.recording == Recording::WantsComparison {
+            self.recording = Recording::AsksToCompare;
+        }
         let mut attach = self.attach.clone();
         if let (Some(sender), Some(writing)) = (&self.sender, attach.writing_mut()) {
-            writing.last_run = match self.wants_compare {
-                true => LastRun::Unclean { log: self.log },
-                false => sender.last_run(),
+            writing.last_run = match self.recording {
+                Recording::AsksToCompare => LastRun::Unclean { log: self.log },
+                _ => sender.last_run(),
             };
         }
         let message = Message::Attach(Box::new(attach));
@@ -25,12 +28,12 @@ impl<T> Member<T> {
     /// was appended.
     pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> Result<bool, MemberError> {
         let before = out.len();
-        if self.phase == Phase::Attached && self.wants_compare && !self.says_differs {
+        if self.conversation.is_attached() && self.recording == Recording::WantsComparison {
             self.ask_to_be_attached(out);
         }
         self.answer(out);
         if let Some(sender) = &mut self.sender {
-            while out.len() < limit_bytes && !self.is_stalled {
+            while out.len() < limit_bytes && !self.conversation.is_stalled() {
                 let next = match sender.poll_transmit() {
                     Ok(next) => next,
                     Err(error) => return Err(self.broken(error.into())),
@@ -58,18 +61,18 @@ impl<T> Member<T> {
     /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
         self.say_stall(now);
-        if self.phase == Phase::Refused && self.beacons_to_pass > 0 {
-            self.beacons_to_pass -= 1;
-        } else if self.phase == Phase::Refused {
-            self.connected(out);
-        } else if self.gives_up {
+        if self.conversation.is_refused() {
+            if self.refusing.asks_again() {
+                self.connected(out);
+            }
+        } else if let Switching::GivesUp { .. } = self.switching {
             // It may be a new server, which has to hear of it.
             self.control(Message::GiveUpLease, out);
-        } else if self.policy_is_kept {
-            self.wants_lease = false;
+        } else if self.lease_talk != LeaseTalk::PolicyUnheard {
             self.say_what_is_awaited(out);
             self.control(Message::Beacon { sent_at: now }, out);
-            if self.phase == Phase::Attached {
+            if let Conversation::Attached { wants_lease, .. } = &mut self.conversation {
+                *wants_lease = false;
                 self.beacon_sent_at = Some(now);
             }
         }
@@ -100,7 +103,10 @@ impl<T> Member<T> {
 
     /// Why no bookmark can be set; `None`: it can, or it is not known.
     pub(super) fn cannot_bookmark(&self) -> Option<&str> {
-        self.refusal_is_final.then_some(&self.shut_because)
+        match &self.refusing {
+            Refusing::ForGood { reason } => Some(reason),
+            Refusing::No | Refusing::ForNow { .. } => None,
+        }
     }
 
     pub(super) fn ask_for_bookmarks(&mut self) {
@@ -121,28 +127,31 @@ impl<T> Member<T> {
     /// of a lease is long for the clients that wait for them.
     #[must_use]
     pub fn wants_lease(&self) -> bool {
-        self.wants_lease && !self.gives_up && self.policy_is_kept
+        matches!(self.conversation, Conversation::Attached { wants_lease: true, .. })
+            && !matches!(self.switching, Switching::GivesUp { .. })
+            && self.lease_talk != LeaseTalk::PolicyUnheard
     }
 
     pub(super) fn say_switch(&mut self) {
-        if self.gives_up {
-            self.answers.push_back(Message::GiveUpLease);
-        }
-        if self.is_ready {
-            self.answers.push_back(Message::ReadyToSwitch { ready: true });
+        match &self.switching {
+            Switching::GivesUp { .. } => self.answers.push_back(Message::GiveUpLease),
+            Switching::Prepares { is_ready: true, .. } => {
+                self.answers.push_back(Message::ReadyToSwitch { ready: true });
+            }
+            Switching::Prepares { is_ready: false, .. } | Switching::Not => {}
         }
     }
 
     /// Says it now. What was to be said before comes before: of two policies the last one counts.
     pub(super) fn control(&mut self, message: Message, out: &mut BytesMut) {
         self.answer(out);
-        if self.phase == Phase::Attached {
+        if self.conversation.is_attached() {
             frame::encode_control(self.channel, &message, out);
         }
     }
 
     fn answer(&mut self, out: &mut BytesMut) {
-        if self.phase == Phase::Attached {
+        if self.conversation.is_attached() {
             for answer in self.answers.drain(..) {
                 frame::encode_control(self.channel, &answer, out);
             }

@@ -10,7 +10,7 @@ fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
     assert_eq!(b.connect(), UNCLEAN);
     b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
     b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
-    assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <5>", "lease 0"]);
+    assert_eq!(b.told.take(), ["epoch 1", "hold Gap true", "C <5>", "lease 0"]);
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
     assert_eq!(b.port.acked(), (Seq(7), Seq(5)));
     b.admit(8..=9);
@@ -295,7 +295,7 @@ fn what_an_earlier_process_left_is_sent_and_the_gate_is_let_go_when_the_backup_h
     b.member.receive(acked(8), NOW).unwrap();
     assert_eq!(b.told.take(), ["epoch 1", "C <5>", "C <8>"], "clients may know of 9");
     b.member.receive(acked(9), NOW).unwrap();
-    assert_eq!(b.told.take(), ["C <9>", "hold false"]);
+    assert_eq!(b.told.take(), ["C <9>", "hold LeftBacklog false"]);
     b.admit(10..=10);
     assert_eq!(b.sent(), [10]);
 }
@@ -320,7 +320,7 @@ fn what_goes_on_and_is_compared_all_the_same_keeps_the_gate_shut_until_that_has_
     let mut b = bench_that_goes_on(dir.path());
     b.connect();
     b.member.receive(attached(9, 9, CopyState::Resyncing), NOW).unwrap();
-    assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <9>"]);
+    assert_eq!(b.told.take(), ["epoch 1", "hold Gap true", "hold LeftBacklog false", "C <9>"]);
 }
 
 #[test]

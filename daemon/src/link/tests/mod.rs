@@ -13,6 +13,7 @@ use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
+use tidelock_netfilter::release_queue::HoldReason;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
@@ -68,11 +69,8 @@ impl GateControl for Told {
     fn fence(&self) {
         self.say("fence".into());
     }
-    fn hold_for_resync(&self, hold: bool) {
-        self.say(format!("hold {hold}"));
-    }
-    fn hold_unrecorded(&self, hold: bool) {
-        self.say(format!("hold unrecorded {hold}"));
+    fn hold(&self, reason: HoldReason, hold: bool) {
+        self.say(format!("hold {reason:?} {hold}"));
     }
     fn awaits_floor(&self) -> Option<u64> {
         *self.mark.lock().unwrap()

@@ -133,7 +133,7 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
     b.told.take();
     b.member.receive(attached(6, 6, CopyState::Resyncing), NOW).unwrap();
     assert_eq!(heard(&b), (true, false));
-    assert_eq!(b.told.take()[1], "hold true", "before the owner hears of it");
+    assert_eq!(b.told.take()[1], "hold Gap true", "before the owner hears of it");
     b.member.disconnected();
     b.heard.try_recv().unwrap();
     assert_eq!(b.connect(), LastRun::Continues { from: Seq(7) }, "it was asked, and goes on");
