@@ -127,10 +127,7 @@ impl Owner {
                 state.open_if_broken(now, driver);
                 let _ = done.send(());
             }
-            event @ Event::Recover { .. } => {
-                state.prepare_recovery(now, driver);
-                self.answer(event);
-            }
+            Event::Order { order, asker } => state.order(order, asker, now),
             event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
                 self.marks(event);
             }

@@ -2,10 +2,11 @@
 //! that is busy while it syncs, and jobs that end later.
 
 use crate::failure::{Checked, Checker, check};
-use crate::group_driver::{GroupRun, Seen};
+use crate::group_driver::{Asker, GroupRun, Seen};
 use crate::hearsay::Said;
 use crate::lying::is_of_liar;
 use crate::net::ConnId;
+use crate::operators::Operators;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
@@ -20,7 +21,7 @@ use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::ConnectionError;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{Group, GroupOptions, Link, Output};
-use tidelock_replica::group_loop::{HostEvent, JobEnd};
+use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
 use tidelock_replica::history::Point;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory};
@@ -35,6 +36,15 @@ pub struct JobDone {
     end: JobEnd<<Memory as Storage>::File>,
 }
 
+/// An event that waits for a group's thread.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    /// Of a host's connection.
+    Host(HostEvent),
+    /// An operator's order.
+    Order(Order, Asker),
+}
+
 /// One group at the backup.
 #[derive(Debug)]
 pub struct GroupSlot {
@@ -42,7 +52,7 @@ pub struct GroupSlot {
     pub storage: Memory,
     /// Its loop, while the server runs.
     pub(crate) run: Option<GroupRun>,
-    pub(crate) inbox: VecDeque<HostEvent>,
+    pub(crate) inbox: VecDeque<Incoming>,
     /// Room for frames that wait.
     room: InputRoom,
     /// Until then no sync of its disk ends.
@@ -99,6 +109,8 @@ pub struct GroupSlot {
     pub(crate) vms: BTreeMap<Link, usize>,
     /// For the checkers: what members have said that they do without the backup.
     pub(crate) said: Said,
+    /// Those who order recoveries of it.
+    pub(crate) operators: Operators,
 }
 
 /// The server.
@@ -175,6 +187,7 @@ impl GroupSlot {
             attaches: BTreeMap::new(),
             vms: BTreeMap::new(),
             said: Said::default(),
+            operators: Operators::default(),
         }
     }
 
@@ -203,7 +216,7 @@ impl GroupSlot {
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
         let in_inbox = self.inbox.iter().flat_map(|event| match event {
-            HostEvent::Frames { frames, .. } => frames.iter(),
+            Incoming::Host(HostEvent::Frames { frames, .. }) => frames.iter(),
             _ => Default::default(),
         });
         let in_loop = self.run.iter().flat_map(|run| run.state.frames_waiting());
@@ -276,6 +289,8 @@ impl World {
     pub(crate) fn group_has_run(&mut self, group: usize) -> Checked {
         let slow_factor = self.backup.slow_factor;
         let slot = &mut self.backup.groups[group];
+        // A disk that is replaced, or not full any more; a power cut goes on. It may break twice in one turn.
+        let may_break = slot.full || slot.dying || slot.storage.faults().sync_fails;
         let Some(run) = &mut slot.run else { return Ok(()) };
         slot.outputs.append(&mut run.driver.outputs);
         slot.contiguous.clone_from(&run.driver.contiguous);
@@ -290,6 +305,8 @@ impl World {
         for seen in seen {
             match seen {
                 Seen::Told(link, message) => self.is_told_policy(group, link, &message),
+                Seen::Waits(asker, wait) => self.order_waits(group, asker, &wait),
+                Seen::Answered(asker, answer) => self.order_answered(group, asker, answer)?,
                 Seen::Left(connection) => self.backup.groups[group].said.lost(connection),
                 Seen::Opened { journaled, is_torn, seeded } => {
                     note!(self, "group {group} opens: {journaled} torn {is_torn}");
@@ -304,8 +321,6 @@ impl World {
                     note!(self, "group {group} is broken: {reason}");
                     self.send_outputs(group)?;
                     let slot = &mut self.backup.groups[group];
-                    // A disk that is replaced, or not full any more; a power cut goes on.
-                    let may_break = slot.full || slot.dying || slot.storage.faults().sync_fails;
                     if !slot.dying {
                         slot.storage.set_faults(slot.faults());
                     }
@@ -371,17 +386,22 @@ impl World {
         self.backup.conns.clear();
         let keep_percent = *self.rng.pick(&[0, 30, 50, 90, 100]);
         let rng = &mut self.rng;
+        let mut has_hung_up = Vec::new();
         for slot in &mut self.backup.groups {
             slot.reset();
             slot.run = None;
             (slot.busy, slot.again, slot.due_at_ns) = (false, false, None);
             slot.inbox.clear();
+            has_hung_up.push(slot.operators.hang_up());
             slot.dying = false;
             slot.storage = if power {
                 slot.storage.crash(&mut || rng.chance(keep_percent, 100))
             } else {
                 slot.storage.killed()
             };
+        }
+        for (group, _) in has_hung_up.into_iter().enumerate().filter(|(_, has)| *has) {
+            self.schedule.after(200 * MS, Event::Recover { group });
         }
     }
 
@@ -424,8 +444,17 @@ impl World {
         let slot = &mut self.backup.groups[group];
         let run = slot.run.as_mut().expect("just begun");
         run.driver.seeded.clone_from(&slot.seeded);
+        run.driver.gone = slot.operators.gone().collect();
         run.state.begin_turn();
         while let Some(event) = self.backup.groups[group].inbox.pop_front() {
+            let event = match event {
+                Incoming::Host(event) => event,
+                Incoming::Order(order, asker) => {
+                    let run = self.backup.groups[group].run.as_mut().expect("just begun");
+                    run.at(now, |state, _| state.order(order, asker, now));
+                    continue;
+                }
+            };
             if let HostEvent::Attach { link, host, attach, .. } = &event
                 && !is_of_liar(*link)
             {

@@ -2,7 +2,7 @@
 //! world is to do about it.
 
 use crate::lying::is_of_liar;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use tidelock_protocol::frame::Frame;
@@ -11,7 +11,7 @@ use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::outbox::Outbox;
 use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, SEEDED};
-use tidelock_replica::group_loop::{Driver, GroupLoop, Job};
+use tidelock_replica::group_loop::{Answer, Driver, GroupLoop, Job, Wait};
 use tidelock_replica::history::{Hold, Point};
 use tidelock_replica::manifest::Manifest;
 use tidelock_storage::Storage;
@@ -21,6 +21,9 @@ use tidelock_store::journal::{self, TornTail};
 /// The pin of what was seeded, or why there is none, and whether that is no wonder.
 pub(crate) type Seeded = Result<(Point, Hold), (String, bool)>;
 
+/// An operator who has ordered something, by number.
+pub(crate) type Asker = u64;
+
 /// An event that the checkers have to hear of, in order.
 #[derive(Debug)]
 pub(crate) enum Seen {
@@ -28,6 +31,10 @@ pub(crate) enum Seen {
     Opened { journaled: CountVector, is_torn: bool, seeded: Option<Seeded> },
     /// It does not work.
     Broke(String),
+    /// An order waits.
+    Waits(Asker, Wait),
+    /// An order has its answer.
+    Answered(Asker, Answer),
     /// It was told this.
     Told(Link, Message),
     /// A connection is gone.
@@ -42,6 +49,8 @@ pub(crate) struct SlotDriver {
     is_new: bool,
     /// It was seeded, and this is pinned: it is held before the first fold.
     pub(crate) seeded: Option<Point>,
+    /// Operators who have gone away.
+    pub(crate) gone: BTreeSet<Asker>,
     options: GroupOptions,
     now: Now,
     /// The frame that the group is given: a record's writer, seq and epoch, and the epoch in force.
@@ -75,6 +84,7 @@ impl GroupRun {
             past,
             is_new: false,
             seeded: None,
+            gone: BTreeSet::new(),
             options: options.clone(),
             now: Now::default(),
             arriving: None,
@@ -123,6 +133,7 @@ impl SlotDriver {
 impl Driver for SlotDriver {
     type Storage = Memory;
     type Done = ();
+    type Asker = Asker;
 
     fn storage(&self) -> Memory {
         self.storage.clone()
@@ -165,6 +176,18 @@ impl Driver for SlotDriver {
     }
 
     fn answer(&mut self, (): (), _: io::Result<()>) {}
+
+    fn is_gone(&self, asker: &Asker) -> bool {
+        self.gone.contains(asker)
+    }
+
+    fn waits(&mut self, asker: &Asker, wait: Wait) {
+        self.seen.push_back(Seen::Waits(*asker, wait));
+    }
+
+    fn answer_order(&mut self, asker: Asker, answer: Answer) {
+        self.seen.push_back(Seen::Answered(asker, answer));
+    }
 
     fn begin(&mut self, generation: u64, job: Job<Memory>) {
         self.jobs.push_back((generation, job));

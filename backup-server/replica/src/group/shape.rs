@@ -13,7 +13,7 @@ use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, HostStatus, Link, Now, WriterSlot};
 use crate::manifest::{Manifest, Member};
 use thiserror::Error;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{RefusalKind, Tagging};
 use tidelock_storage::Storage;
@@ -222,8 +222,22 @@ impl<S: Storage> Group<S> {
 
     /// How long a host's lease may hold still.
     pub(super) fn lease_of(&self, host: &str, now: Now) -> u64 {
+        self.grace_of(host).remaining_ms(now.mono)
+    }
+
+    pub(super) fn grace_of(&self, host: &str) -> Grace {
         let heard = self.heard.get(host).copied().unwrap_or(self.opened_at);
-        Grace::new(heard, self.manifest.grace_ms).remaining_ms(now.mono)
+        Grace::new(heard, self.manifest.grace_ms)
+    }
+
+    /// A host that is connected and was heard after this time, and the milliseconds since it was heard.
+    #[must_use]
+    pub fn heard_after(&self, at: MonoNanos, now: Now) -> Option<(String, u64)> {
+        let mut hosts = self.hosts(now).into_iter().filter(|host| host.is_connected);
+        hosts.find_map(|HostStatus { host, heard_ago_ms, .. }| {
+            let is_after = self.heard.get(&host).is_some_and(|heard| *heard > at);
+            is_after.then_some((host, heard_ago_ms.unwrap_or(0)))
+        })
     }
 
     /// The host behind a link was heard.

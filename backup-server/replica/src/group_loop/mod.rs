@@ -12,13 +12,18 @@
 //! | module | what it is for |
 //! |---|---|
 //! | this | opening, breaking down, turns |
+//! | `orders` | operators' orders, which may have to wait for the end of a lease or for room |
 //! | `waiting` | frames, attachments and guests' writes that the group has not taken yet |
 //! | `jobs` | work that is done beside the loop: folds, indexes, verification, compression |
 
 mod jobs;
+mod orders;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 pub use jobs::{Job, JobEnd};
+pub use orders::{Answer, Order, Wait};
 pub use waiting::{GuestRequest, work_bytes};
 
 use crate::connection::outbox::Outbox;
@@ -27,6 +32,7 @@ use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Now, Output,
     RecoverError,
 };
+use orders::Ordered;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -46,6 +52,8 @@ pub trait Driver {
     type Storage: Storage;
     /// The way back of a guest's write.
     type Done;
+    /// The way back of an operator's order.
+    type Asker;
 
     /// The group's directory; it need not exist yet.
     fn storage(&self) -> Self::Storage;
@@ -65,6 +73,12 @@ pub trait Driver {
     fn send(&mut self, outbox: &Arc<Outbox>, output: Output);
     /// A guest of a recovered group has its answer.
     fn answer(&mut self, done: Self::Done, result: io::Result<()>);
+    /// True if nobody waits for the answer to an order any more.
+    fn is_gone(&self, asker: &Self::Asker) -> bool;
+    /// An order waits. Told again when the reason or the deadline changes.
+    fn waits(&mut self, asker: &Self::Asker, wait: Wait);
+    /// An operator has the answer to an order.
+    fn answer_order(&mut self, asker: Self::Asker, answer: Answer);
     /// A job is to be done beside the loop, and its end told by [`GroupLoop::job_done`].
     fn begin(&mut self, generation: u64, job: Job<Self::Storage>);
     /// The group is about to be given this frame (for checkers).
@@ -139,6 +153,8 @@ pub struct GroupLoop<D: Driver> {
     /// Work of this turn, by the connection that has caused it.
     worked: BTreeMap<ConnectionId, u64>,
     guests: Guests<D::Done>,
+    /// In the order in which they came.
+    orders: Vec<Ordered<D::Asker>>,
     job_not_before: Option<MonoNanos>,
     /// The connection by which each member was attached last, before the group broke.
     attached_by: BTreeMap<String, ConnectionId>,
@@ -157,6 +173,7 @@ impl<D: Driver> GroupLoop<D> {
             waiting: BTreeMap::new(),
             worked: BTreeMap::new(),
             guests: Guests::default(),
+            orders: Vec::new(),
             job_not_before: None,
             attached_by: BTreeMap::new(),
         }
@@ -240,12 +257,6 @@ impl<D: Driver> GroupLoop<D> {
         if matches!(self.phase, Phase::Broken { .. }) {
             self.open(now, driver);
         }
-    }
-
-    /// A recovery is about to be asked for: the group is open, if that is possible, and has every record that has arrived.
-    pub fn prepare_recovery(&mut self, now: Now, driver: &mut D) {
-        self.open_if_broken(now, driver);
-        self.take_all_waiting(now, driver);
     }
 
     fn break_down(&mut self, kind: RefusalKind, reason: String, now: Now, driver: &mut D) {
@@ -376,6 +387,7 @@ impl<D: Driver> GroupLoop<D> {
             group.retry();
         }
         self.take_waiting(now, driver);
+        self.carry_out_orders(now, driver);
         self.commit(driver);
         self.send_outputs(driver);
         if let Phase::Live(group) = &mut self.phase {
@@ -392,6 +404,11 @@ impl<D: Driver> GroupLoop<D> {
     /// The time after which a turn is due although nothing arrives.
     #[must_use]
     pub fn timeout(&self, now: Now) -> Option<Duration> {
+        let deadline = self.deadline().map(|at| Duration::from_nanos(at.since_ns(now.mono)));
+        [deadline, self.retry_timeout(now)].into_iter().flatten().min()
+    }
+
+    fn retry_timeout(&self, now: Now) -> Option<Duration> {
         if self.waiting.keys().any(|connection| self.has_worked(*connection)) {
             return Some(Duration::ZERO);
         }
@@ -405,6 +422,7 @@ impl<D: Driver> GroupLoop<D> {
             Phase::Absent => false,
         };
         let must_retry = must_retry || self.job_not_before.is_some() || self.has_waiting();
+        let must_retry = must_retry || self.waits_for_room();
         // The pause after a small segment is short; when it is over, all else is waited for.
         let pause = pause.filter(|pause| *pause > 0).map(Duration::from_nanos);
         let retry = Duration::from_millis(RETRY_MS);
