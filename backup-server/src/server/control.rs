@@ -616,11 +616,19 @@ async fn serve(
             match order(registry, &group, moved, &mut reader, &mut writer).await? {
                 Ok(Answer::Moved(Ok(moved))) => Reply::Moved { moved },
                 Ok(Answer::Moved(Err(error))) => Reply::Error { reason: error.to_string() },
-                Ok(Answer::Recovered(_)) => unreachable!("a move was ordered"),
+                Ok(_) => unreachable!("a move was ordered"),
                 Err(reason) => Reply::Error { reason },
             }
         }
-        Request::Remove { group, member } => remove(registry, &group, member).await,
+        Request::Remove { group, member } => {
+            let removal = Order::Remove { member };
+            match order(registry, &group, removal, &mut reader, &mut writer).await? {
+                Ok(Answer::Removed(Ok(()))) => Reply::Removed,
+                Ok(Answer::Removed(Err(error))) => Reply::Error { reason: error.to_string() },
+                Ok(_) => unreachable!("a removal was ordered"),
+                Err(reason) => Reply::Error { reason },
+            }
+        }
         Request::RemoveGroup { group, apply } => {
             let removed = remove_group(registry, views, snapshots, &group, apply).await;
             removed.unwrap_or_else(|reason| Reply::Error { reason })
@@ -802,14 +810,6 @@ async fn adopt(registry: &Registry, group: &str) -> Reply {
         Ok(Some(status)) => status.broken.map_or(Reply::Adopted, error),
         Ok(None) => error(format!("there is no group {group}")),
         Err(reason) => error(reason),
-    }
-}
-
-async fn remove(registry: &Registry, group: &str, member: String) -> Reply {
-    match ask(registry, group, |done| Event::Remove { member, done }).await {
-        Ok(Ok(())) => Reply::Removed,
-        Ok(Err(error)) => Reply::Error { reason: error.to_string() },
-        Err(reason) => Reply::Error { reason },
     }
 }
 

@@ -16,7 +16,7 @@ use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{
-    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView, RemoveError,
+    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView,
 };
 use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
 use tidelock_replica::history::History;
@@ -62,13 +62,6 @@ pub enum Event {
     Disks {
         /// The answer.
         done: oneshot::Sender<Option<LiveDisks>>,
-    },
-    /// Removes a member.
-    Remove {
-        /// Which.
-        member: String,
-        /// The answer.
-        done: oneshot::Sender<Result<(), RemoveError>>,
     },
     /// The past as it is now.
     History {

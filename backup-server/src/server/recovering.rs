@@ -80,7 +80,7 @@ pub(super) async fn recover(
             Ok(Answer::Recovered(Err(error))) => {
                 return Ok(Reply::Error { reason: error.to_string() });
             }
-            Ok(Answer::Moved(_)) => unreachable!("a recovery was ordered"),
+            Ok(_) => unreachable!("a recovery was ordered"),
             Err(reason) => return Ok(Reply::Error { reason }),
         };
         return Ok(match exports.offer(group).await {

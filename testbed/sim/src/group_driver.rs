@@ -15,8 +15,8 @@ use tidelock_replica::group_loop::{Answer, Driver, GroupLoop, Job, Wait};
 use tidelock_replica::history::{Hold, Point};
 use tidelock_replica::manifest::Manifest;
 use tidelock_storage::Storage;
-use tidelock_storage::memory::{Faults, Memory};
-use tidelock_store::journal::{self, TornTail};
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
+use tidelock_store::journal::{self, SyncJob, TornTail};
 
 /// The pin of what was seeded, or why there is none, and whether that is no wonder.
 pub(crate) type Seeded = Result<(Point, Hold), (String, bool)>;
@@ -62,6 +62,8 @@ pub(crate) struct SlotDriver {
     pub(crate) outputs: Vec<Output>,
     pub(crate) seen: VecDeque<Seen>,
     pub(crate) jobs: VecDeque<(u64, Job<Memory>)>,
+    /// A sync that was begun.
+    pub(crate) sync: Option<(u64, SyncJob<MemoryFile>)>,
 }
 
 /// A group's loop with its driver, while the server runs.
@@ -93,6 +95,7 @@ impl GroupRun {
             outputs: Vec::new(),
             seen: VecDeque::new(),
             jobs: VecDeque::new(),
+            sync: None,
         };
         Self { state: GroupLoop::new(name, options), driver }
     }
@@ -176,6 +179,10 @@ impl Driver for SlotDriver {
     }
 
     fn answer(&mut self, (): (), _: io::Result<()>) {}
+
+    fn sync(&mut self, generation: u64, job: SyncJob<MemoryFile>) {
+        self.sync = Some((generation, job));
+    }
 
     fn is_gone(&self, asker: &Asker) -> bool {
         self.gone.contains(asker)

@@ -369,7 +369,7 @@ impl World {
             log.push(GuestWrite { seq, disk: key.disk, offset, data });
         }
         let written = of.guest_written();
-        if flush && written {
+        if flush && written && !of.is_syncing() {
             of.flush();
             if of.accepts() {
                 recovered.flushed.merge(&of.state().journaled());

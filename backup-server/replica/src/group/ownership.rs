@@ -178,7 +178,6 @@ impl<S: Storage> Group<S> {
 
     /// Gives a member to a host: its next attachment is a first one. Durable when it returns.
     pub fn move_member(&mut self, now: Now, member: &str, to: &str) -> Result<Moved, MoveError> {
-        self.flush();
         let group = self.manifest.group.clone();
         let writer = self.manifest.writers.iter().position(|name| name == member);
         let is_removed = |i: usize| self.journal.state().writers[i].standing == Standing::Removed;

@@ -2,7 +2,7 @@
 
 use super::left_out::RecoveryWriter;
 use super::parts::Gathered;
-use super::{Exposure, Group, GroupError, Now, Output};
+use super::{Exposure, Group, GroupError, Now};
 use crate::history::{Hold, PastError, Point};
 use crate::manifest::Member;
 use crate::text;
@@ -19,7 +19,9 @@ use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::extents::DiskKey;
-use tidelock_store::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
+use tidelock_store::journal::{
+    BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError, Ticket,
+};
 use tidelock_store::view::View;
 
 /// A recovery that has happened.
@@ -134,6 +136,9 @@ pub enum RecoverError {
     /// The recovery cannot be put on record.
     #[error("the recovery cannot be put on record: {0}")]
     Journal(String),
+    /// It is being put on record: to be asked again when this is durable.
+    #[error("the recovery is being put on record")]
+    NotYet(Ticket),
     /// It cannot for now: asked again, it goes on when there is room.
     #[error("the recovery cannot be put on record: {0}")]
     NoRoom(String),
@@ -151,6 +156,17 @@ pub struct Pin<F> {
     /// The cut.
     pub cut: CountVector,
     hold: Hold,
+}
+
+/// An operator's answers to the questions of a recovery.
+#[derive(Clone, Copy, Debug)]
+pub struct RecoverHow<'a> {
+    /// The primary is dead.
+    pub primary_declared_dead: bool,
+    /// To a point of the past; `None`: with everything that can be.
+    pub point: Option<&'a Point>,
+    /// Also if some of it cannot be read.
+    pub accepts_damage: bool,
 }
 
 /// A disk's name (member.disk), key and view.
@@ -188,13 +204,13 @@ impl<S: Storage> Group<S> {
         })
     }
 
-    /// Recovers the group with everything that can be: once. Asked again it gives the same answer.
+    /// Recovers the group with everything that can be: once. Asked again it gives the same answer. Waits for its disk.
     pub fn recover(
         &mut self,
         now: Now,
         primary_declared_dead: bool,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, None, false)
+        self.recover_and_wait(now, primary_declared_dead, None, false)
     }
 
     /// The same at a point of the past: what came later is left out for good.
@@ -204,7 +220,7 @@ impl<S: Storage> Group<S> {
         primary_declared_dead: bool,
         point: &Point,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, Some(point), false)
+        self.recover_and_wait(now, primary_declared_dead, Some(point), false)
     }
 
     /// The same, also if some of the disks' data is damaged: reads of that fail.
@@ -214,22 +230,41 @@ impl<S: Storage> Group<S> {
         primary_declared_dead: bool,
         point: Option<&Point>,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, point, true)
+        self.recover_and_wait(now, primary_declared_dead, point, true)
     }
 
-    fn recover_to(
+    fn recover_and_wait(
         &mut self,
         now: Now,
         primary_declared_dead: bool,
         point: Option<&Point>,
         accepts_damage: bool,
     ) -> Result<Recovery, RecoverError> {
+        let how = RecoverHow { primary_declared_dead, point, accepts_damage };
+        let mut has_settled = false;
+        loop {
+            match self.try_recover(now, how, has_settled) {
+                Err(RecoverError::NotYet(_)) => self.flush(),
+                recovered => return recovered,
+            }
+            has_settled = true;
+        }
+    }
+
+    /// The same without waiting for the disk: [`RecoverError::NotYet`] is answered until the recovery is on stable
+    /// storage. `has_settled`: what had arrived when the recovery was asked for is durable, as far as it can be.
+    pub fn try_recover(
+        &mut self,
+        now: Now,
+        how: RecoverHow<'_>,
+        has_settled: bool,
+    ) -> Result<Recovery, RecoverError> {
+        let RecoverHow { primary_declared_dead, point, accepts_damage } = how;
         self.tick(now);
-        // What has arrived is part of it, as far as it can be.
-        self.flush();
-        if self.journal.staged_bytes() > 0 {
+        self.write();
+        if self.is_stuck() {
             self.storage.use_reserve();
-            self.flush_anyway();
+            self.write_anyway();
             self.storage.end_use_of_reserve();
         }
         self.check_journal()?;
@@ -240,6 +275,12 @@ impl<S: Storage> Group<S> {
                 Some(_) => Err(RecoverError::Elsewhere { at_unix_ms: recovery.at_unix_ms }),
                 None => Ok(recovery),
             };
+        }
+        let ticket = self.journal.ticket();
+        // What has arrived is part of it, as far as it can be.
+        let waits = !has_settled && !self.is_durable(ticket);
+        if self.is_being_recovered() || waits {
+            return Err(RecoverError::NotYet(ticket));
         }
         self.check_whole(point)?;
         if !accepts_damage {
@@ -253,7 +294,8 @@ impl<S: Storage> Group<S> {
         self.storage.use_reserve();
         let recovered = self.put_recovery_on_record(now, primary_declared_dead, point);
         self.storage.end_use_of_reserve();
-        recovered
+        recovered?;
+        Err(RecoverError::NotYet(self.journal.ticket()))
     }
 
     /// A full disk does not keep it from that: the reserve is used.
@@ -262,7 +304,7 @@ impl<S: Storage> Group<S> {
         now: Now,
         primary_declared_dead: bool,
         point: Option<&Point>,
-    ) -> Result<Recovery, RecoverError> {
+    ) -> Result<(), RecoverError> {
         // The images must not pass it before it is on record.
         let kept = point.map(|point| self.keep_for_recovery(point)).transpose()?;
         let cut = match &kept {
@@ -308,9 +350,18 @@ impl<S: Storage> Group<S> {
         self.for_everyone = None;
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::new(self.journal.state());
-        self.flush_anyway();
-        self.check_journal()?;
-        Ok(self.recovery().expect("durable"))
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.forget_receivers();
+        }
+        self.write_anyway();
+        self.check_journal()
+    }
+
+    /// Writes what is staged, if need be in the reserve's room.
+    fn write_anyway(&mut self) {
+        if let Err(error) = self.write_staged_anyway() {
+            self.journal_failed(error);
+        }
     }
 
     /// Of writers whose initial copies end beyond the cut the journal says that they are whole, and nothing of the
@@ -354,7 +405,7 @@ impl<S: Storage> Group<S> {
 
     /// A recovery that is durable by now: the disks are this site's.
     pub(super) fn finish_recovery(&mut self) -> Result<(), GroupError> {
-        if !self.is_being_recovered() {
+        if self.promoted || self.durable_state.recovered().is_none() {
             return Ok(());
         }
         self.restart_receivers();
@@ -364,8 +415,8 @@ impl<S: Storage> Group<S> {
         self.promoted = true;
         self.has_become_void();
         let reason = self.fenced_reason().expect("recovered");
-        for link in self.fenced.drain(..) {
-            self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));
+        for link in std::mem::take(&mut self.fenced) {
+            self.refuse_now(link, RefusalKind::Fenced, reason.clone());
         }
         Ok(())
     }
@@ -401,7 +452,7 @@ impl<S: Storage> Group<S> {
 
     /// Whether every member's disks have a state, or had one at that point.
     fn check_whole(&self, point: Option<&Point>) -> Result<(), RecoverError> {
-        for (i, copy) in self.durable_copies.iter().enumerate() {
+        for (i, copy) in self.durable_state.writers.iter().map(|of| of.copy).enumerate() {
             let writer = WriterId(i as u16);
             let before_all = point.is_some_and(|point| point.cut.get(writer) == Seq::ZERO);
             let copy = match copy {
@@ -464,7 +515,7 @@ impl<S: Storage> Group<S> {
     }
 
     /// A write to a disk of a recovered group. It is readable and ordered after
-    /// [`Group::guest_written`], durable after [`Group::flush`]. Whether it was taken.
+    /// [`Group::guest_written`], durable when its ticket is. Whether it was taken.
     pub fn guest_write(
         &mut self,
         now: Now,
@@ -507,7 +558,7 @@ impl<S: Storage> Group<S> {
         true
     }
 
-    /// A recovered guest asks for a flush, which [`Group::flush`] does; or its write was one with FUA. Its next record
+    /// A recovered guest asks for a flush, which the next sync does; or its write was one with FUA. Its next record
     /// says so.
     pub fn guest_flush(&mut self, writer: WriterId) {
         self.slots[writer.index()].flushed = true;
@@ -515,15 +566,12 @@ impl<S: Storage> Group<S> {
 
     /// Makes guests' writes readable. Whether it worked: if not, they are not completed.
     pub fn guest_written(&mut self) -> bool {
-        if let Err(error) = self.write_staged() {
-            self.journal_failed(error);
-        }
-        self.accepts()
+        self.write();
+        self.accepts() && self.journal.staged_bytes() == 0
     }
 
     /// The disks at the group's cut, while everything goes on.
     pub fn pin(&mut self) -> Result<Pin<S::File>, RecoverError> {
-        self.flush();
         self.check_journal()?;
         self.check_whole(None)?;
         let cut = self.cut.cut().clone();

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The driver tells what has arrived, in order, and then lets the loop take its [`turn`](GroupLoop::turn): the group
-//! writes all of it as one batch, syncs, and sends what follows from that. The next batch forms meanwhile: group commit
-//! without a timer. Only what has to be tried again (no room, a failed disk) is tried once a second.
+//! writes all of it as one batch, gives the driver a sync to do unless one is under way, and sends what waits for none.
+//! What a sync has made durable follows from its end ([`synced`](GroupLoop::synced)). The next batch forms meanwhile:
+//! group commit without a timer. Only what has to be tried again (no room, a failed disk) is tried once a second.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -29,7 +30,7 @@ pub use waiting::{GuestRequest, work_bytes};
 use crate::connection::outbox::Outbox;
 use crate::connection::room::Taken;
 use crate::group::{
-    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Now, Output,
+    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, NotYet, Now, Output,
     RecoverError,
 };
 use orders::Ordered;
@@ -41,7 +42,7 @@ use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Attach, RefusalKind};
 use tidelock_storage::Storage;
-use tidelock_store::journal::TornTail;
+use tidelock_store::journal::{Durable, JournalError, SyncJob, TornTail};
 use waiting::{Guests, Waiting};
 
 const RETRY_MS: u64 = 1000;
@@ -71,6 +72,9 @@ pub trait Driver {
     fn tend(&mut self, group: &mut Group<Self::Storage>, now: Now);
     /// The group says something to a host: [`Output::send`] puts it in the outbox, at once or when the sync has ended.
     fn send(&mut self, outbox: &Arc<Outbox>, output: Output);
+    /// Everything that the group has written is to be made durable, and the end told by [`GroupLoop::synced`]. There is
+    /// one at a time.
+    fn sync(&mut self, generation: u64, job: SyncJob<<Self::Storage as Storage>::File>);
     /// A guest of a recovered group has its answer.
     fn answer(&mut self, done: Self::Done, result: io::Result<()>);
     /// True if nobody waits for the answer to an order any more.
@@ -156,6 +160,10 @@ pub struct GroupLoop<D: Driver> {
     /// In the order in which they came.
     orders: Vec<Ordered<D::Asker>>,
     job_not_before: Option<MonoNanos>,
+    /// Something is durable that attachments, orders or frames may wait for.
+    must_turn: bool,
+    /// Syncs are waited for.
+    is_stopping: bool,
     /// The connection by which each member was attached last, before the group broke.
     attached_by: BTreeMap<String, ConnectionId>,
 }
@@ -175,6 +183,8 @@ impl<D: Driver> GroupLoop<D> {
             guests: Guests::default(),
             orders: Vec::new(),
             job_not_before: None,
+            must_turn: false,
+            is_stopping: false,
             attached_by: BTreeMap::new(),
         }
     }
@@ -279,7 +289,8 @@ impl<D: Driver> GroupLoop<D> {
     pub fn host(&mut self, event: HostEvent, now: Now, driver: &mut D) {
         match event {
             HostEvent::Attach { link, host, attach, outbox, room } => {
-                let attach = Waiting::Attach { link, host, attach, outbox, _room: room };
+                let attach =
+                    Waiting::Attach { link, host, attach, outbox, until: None, _room: room };
                 self.in_order(link.connection, attach, now, driver);
             }
             HostEvent::Frames { link, frames, room } => {
@@ -308,10 +319,10 @@ impl<D: Driver> GroupLoop<D> {
         link: Link,
         host: &str,
         attach: &Attach,
-        outbox: Arc<Outbox>,
+        outbox: &Arc<Outbox>,
         now: Now,
         driver: &mut D,
-    ) {
+    ) -> Result<(), NotYet> {
         if matches!(self.phase, Phase::Absent) {
             // A seed may have been put there since.
             self.open(now, driver);
@@ -319,21 +330,23 @@ impl<D: Driver> GroupLoop<D> {
         if matches!(self.phase, Phase::Absent)
             && let Err((kind, reason)) = self.create(host, attach, now, driver)
         {
-            return driver.send(&outbox, Output::Refuse(link, kind, reason));
+            driver.send(outbox, Output::Refuse(link, kind, reason));
+            return Ok(());
         }
         match &mut self.phase {
             Phase::Live(group) => {
-                self.outboxes.insert(link.connection, outbox);
-                group.attach(now, link, host, attach);
+                self.outboxes.insert(link.connection, Arc::clone(outbox));
+                return group.try_attach(now, link, host, attach);
             }
             Phase::Broken { kind, reason, .. } => {
-                driver.send(&outbox, Output::Refuse(link, *kind, reason.clone()));
+                driver.send(outbox, Output::Refuse(link, *kind, reason.clone()));
             }
             Phase::Absent => {
                 let reason = "the group was not created".into();
-                driver.send(&outbox, Output::Refuse(link, RefusalKind::Stopping, reason));
+                driver.send(outbox, Output::Refuse(link, RefusalKind::Stopping, reason));
             }
         }
+        Ok(())
     }
 
     fn create(
@@ -386,6 +399,7 @@ impl<D: Driver> GroupLoop<D> {
         if let Phase::Live(group) = &mut self.phase {
             group.retry();
         }
+        self.must_turn = false;
         self.take_waiting(now, driver);
         self.carry_out_orders(now, driver);
         self.commit(driver);
@@ -409,7 +423,7 @@ impl<D: Driver> GroupLoop<D> {
     }
 
     fn retry_timeout(&self, now: Now) -> Option<Duration> {
-        if self.waiting.keys().any(|connection| self.has_worked(*connection)) {
+        if self.must_turn || self.waiting.keys().any(|connection| self.has_worked(*connection)) {
             return Some(Duration::ZERO);
         }
         let pause = self.group().and_then(|group| group.is_compressing(now));
@@ -429,6 +443,36 @@ impl<D: Driver> GroupLoop<D> {
         must_retry.then(|| pause.map_or(retry, |pause| pause.min(retry)))
     }
 
+    /// A sync has ended that was begun in this opening of the group, or in one before: what follows from it goes out.
+    pub fn synced(
+        &mut self,
+        generation: u64,
+        end: Result<Durable, JournalError>,
+        now: Now,
+        driver: &mut D,
+    ) {
+        self.tick(now);
+        let Phase::Live(group) = &mut self.phase else { return };
+        if generation != self.generation {
+            return;
+        }
+        group.synced(end);
+        self.must_turn = true;
+        self.answer_guests(driver);
+        self.send_outputs(driver);
+    }
+
+    /// Makes everything received durable, for whoever looks at the past next, and waits for the disk. No sync is under
+    /// way.
+    pub fn settle(&mut self, now: Now, driver: &mut D) {
+        self.tick(now);
+        let Phase::Live(group) = &mut self.phase else { return };
+        group.flush();
+        self.must_turn = true;
+        self.answer_guests(driver);
+        self.send_outputs(driver);
+    }
+
     fn send_outputs(&mut self, driver: &mut D) {
         let Phase::Live(group) = &mut self.phase else { return };
         for notice in group.take_notices() {
@@ -441,13 +485,20 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    /// The server stops: the group has all that has arrived, and is closed.
+    /// The server stops, and waits for the disk: the group has all that has arrived, and is closed. The end of every
+    /// sync was told.
     pub fn stop(&mut self, now: Now, driver: &mut D) {
+        self.is_stopping = true;
         self.take_all_waiting(now, driver);
+        if let Phase::Live(group) = &mut self.phase {
+            group.flush();
+        }
+        // Attachments and orders that have waited for that.
         self.turn(now, driver);
         if let Phase::Live(group) = &mut self.phase {
             group.close();
         }
+        self.answer_guests(driver);
         self.send_outputs(driver);
     }
 }

@@ -1,10 +1,11 @@
-//! Operators' orders that may have to wait: for the end of a lease that may hold, or for room.
+//! Operators' orders that may have to wait: for the end of a lease that may hold, for room, and for
+//! stable storage: an order that is carried out is answered once that is durable.
 //!
 //! ```text
 //!  order ──▶ tried in the next turn ──▶ answered
 //!               │        ▲
-//!               ▼        │ the deadline has come or has moved; or a turn, if there was no room
-//!              waits ────┘
+//!               ▼        │ the deadline has come or has moved; what it stands behind is durable;
+//!              waits ────┘ or a turn, if there was no room
 //!               └──▶ forgotten: whoever has asked is gone
 //! ```
 //!
@@ -12,11 +13,14 @@
 //! at the primary site.
 
 use super::{Driver, GroupLoop, Phase};
-use crate::group::{Group, MoveError, Moved, Now, RecoverError, Recovery};
+use crate::group::{
+    Group, MoveError, Moved, NotYet, Now, RecoverError, RecoverHow, Recovery, RemoveError,
+};
 use crate::history::Point;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_storage::Storage;
+use tidelock_store::journal::Ticket;
 
 /// Messages that a host had sent before the disaster arrive within this time; later ones show that it lives.
 const ON_ITS_WAY_MAX_MS: u64 = 3_000;
@@ -32,6 +36,11 @@ pub enum Order {
         point: Option<Point>,
         /// Also if some of it cannot be read.
         accepts_damage: bool,
+    },
+    /// Removes a member.
+    Remove {
+        /// The member.
+        member: String,
     },
     /// Gives a member to a host.
     Move {
@@ -61,6 +70,8 @@ pub enum Wait {
 pub enum Answer {
     /// To [`Order::Recover`].
     Recovered(Result<Recovery, RecoverError>),
+    /// To [`Order::Remove`].
+    Removed(Result<(), RemoveError>),
     /// To [`Order::Move`].
     Moved(Result<Moved, MoveError>),
 }
@@ -70,7 +81,11 @@ pub(super) struct Ordered<Asker> {
     asker: Asker,
     order: Order,
     since: MonoNanos,
+    /// What had arrived when it was tried is durable.
+    has_settled: bool,
     until: Until,
+    /// What was told last.
+    told: Until,
 }
 
 /// The event after which an order is tried again.
@@ -78,6 +93,8 @@ pub(super) struct Ordered<Asker> {
 enum Until {
     NextTurn,
     Deadline(MonoNanos),
+    /// Everything up to this is durable.
+    Durable(Ticket),
     /// There is room. The reason was told.
     Room(String),
 }
@@ -87,7 +104,14 @@ impl<D: Driver> GroupLoop<D> {
     pub fn order(&mut self, order: Order, asker: D::Asker, now: Now) {
         self.tick(now);
         let until = Until::NextTurn;
-        self.orders.push(Ordered { asker, order, since: now.mono, until });
+        self.orders.push(Ordered {
+            asker,
+            order,
+            since: now.mono,
+            has_settled: false,
+            until,
+            told: Until::NextTurn,
+        });
     }
 
     /// The earliest time at which an order that waits is tried again.
@@ -96,13 +120,17 @@ impl<D: Driver> GroupLoop<D> {
             Until::NextTurn => Some(MonoNanos(0)),
             Until::Deadline(_) if tidelock_planted::is(Bug::DeadlineForgotten) => None,
             Until::Deadline(at) => Some(at),
-            Until::Room(_) => None,
+            Until::Durable(_) | Until::Room(_) => None,
         });
         deadlines.min()
     }
 
     pub(super) fn waits_for_room(&self) -> bool {
         self.orders.iter().any(|of| matches!(of.until, Until::Room(_)))
+    }
+
+    pub(super) fn order_awaits_durable(&self) -> bool {
+        self.orders.iter().any(|of| matches!(of.until, Until::Durable(_)))
     }
 
     pub(super) fn carry_out_orders(&mut self, now: Now, driver: &mut D) {
@@ -119,7 +147,11 @@ impl<D: Driver> GroupLoop<D> {
     }
 
     fn is_due(&self, of: &Ordered<D::Asker>, now: Now) -> bool {
-        let Until::Deadline(at) = of.until else { return true };
+        let at = match (&of.until, self.group()) {
+            (Until::Deadline(at), _) => *at,
+            (Until::Durable(ticket), Some(group)) => return group.must_try_again(*ticket),
+            _ => return true,
+        };
         let is_forgotten = tidelock_planted::is(Bug::DeadlineForgotten);
         let has_moved = match self.group() {
             Some(group) => deadline_of(group, &of.order) != Some(at),
@@ -136,12 +168,17 @@ impl<D: Driver> GroupLoop<D> {
             self.take_all_waiting(now, driver);
         }
         let answer = self.attempt(&of, now);
+        if let Some(NotYet(ticket)) = not_yet(&answer) {
+            self.orders.push(Ordered { has_settled: true, until: Until::Durable(ticket), ..of });
+            return;
+        }
         match self.wait_for(&answer) {
             Some((wait, until)) => {
-                if until != of.until {
+                if until != of.told {
                     driver.waits(&of.asker, wait);
                 }
-                self.orders.push(Ordered { until, ..of });
+                let told = until.clone();
+                self.orders.push(Ordered { has_settled: false, until, told, ..of });
             }
             None => driver.answer_order(of.asker, answer),
         }
@@ -151,6 +188,9 @@ impl<D: Driver> GroupLoop<D> {
         let unavailable = self.unavailable();
         let Phase::Live(group) = &mut self.phase else {
             return match of.order {
+                Order::Remove { .. } => {
+                    Answer::Removed(Err(RemoveError::Journal(unavailable.to_string())))
+                }
                 Order::Recover { .. } => Answer::Recovered(Err(unavailable)),
                 Order::Move { .. } => {
                     Answer::Moved(Err(MoveError::Unavailable(unavailable.to_string())))
@@ -159,12 +199,13 @@ impl<D: Driver> GroupLoop<D> {
         };
         match &of.order {
             Order::Move { member, to } => Answer::Moved(group.move_member(now, member, to)),
-            Order::Recover { primary_declared_dead: dead, point, accepts_damage } => {
-                let recovered = match (point, accepts_damage) {
-                    (point, true) => group.recover_accepting(now, *dead, point.as_ref()),
-                    (Some(point), false) => group.recover_at(now, *dead, point),
-                    (None, false) => group.recover(now, *dead),
-                };
+            Order::Remove { member } => Answer::Removed(group.try_remove(member)),
+            Order::Recover { primary_declared_dead, point, accepts_damage } => {
+                let (primary_declared_dead, accepts_damage) =
+                    (*primary_declared_dead, *accepts_damage);
+                let how =
+                    RecoverHow { primary_declared_dead, point: point.as_ref(), accepts_damage };
+                let recovered = group.try_recover(now, how, of.has_settled);
                 Answer::Recovered(recovered.map_err(|error| lives(group, error, of.since, now)))
             }
         }
@@ -193,8 +234,18 @@ impl<D: Driver> GroupLoop<D> {
     }
 }
 
+/// What an order stands behind that is carried out, and not durable yet.
+fn not_yet(answer: &Answer) -> Option<NotYet> {
+    match answer {
+        Answer::Recovered(Err(RecoverError::NotYet(ticket)))
+        | Answer::Removed(Err(RemoveError::NotYet(ticket))) => Some(NotYet(*ticket)),
+        _ => None,
+    }
+}
+
 fn deadline_of<S: Storage>(group: &Group<S>, order: &Order) -> Option<MonoNanos> {
     match order {
+        Order::Remove { .. } => None,
         Order::Recover { .. } => Some(group.may_recover_from()),
         Order::Move { member, .. } => group.may_move_from(member),
     }

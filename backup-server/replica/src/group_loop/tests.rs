@@ -1,14 +1,15 @@
 //! Operators' orders against a group's loop, on a disk in memory and at times that the test gives.
 
 use super::*;
-use crate::group::MoveError;
+use crate::group::{GuestEffect, MoveError};
 use std::collections::BTreeSet;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, Seq, WriterId};
 use tidelock_protocol::message::{DiskSpec, LastRun, Message, Mode, Role, Writing};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
-use tidelock_storage::memory::Memory;
+use tidelock_storage::memory::{Memory, MemoryFile};
+use tidelock_store::extents::DiskKey;
 
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
 const GRACE_MS: u64 = 15_000;
@@ -23,11 +24,15 @@ struct TestDriver {
     gone: BTreeSet<u32>,
     waits: Vec<(u32, Wait)>,
     answers: Vec<(u32, Answer)>,
+    /// A sync under way.
+    sync: Option<(u64, SyncJob<MemoryFile>)>,
+    /// Answers to guests, by number.
+    guests: Vec<u32>,
 }
 
 impl Driver for TestDriver {
     type Storage = Memory;
-    type Done = ();
+    type Done = u32;
     type Asker = u32;
 
     fn storage(&self) -> Memory {
@@ -54,7 +59,15 @@ impl Driver for TestDriver {
         output.send(outbox);
     }
 
-    fn answer(&mut self, (): (), _: io::Result<()>) {}
+    fn sync(&mut self, generation: u64, job: SyncJob<MemoryFile>) {
+        assert!(self.sync.is_none(), "one at a time");
+        self.sync = Some((generation, job));
+    }
+
+    fn answer(&mut self, done: u32, result: io::Result<()>) {
+        result.unwrap();
+        self.guests.push(done);
+    }
 
     fn is_gone(&self, asker: &u32) -> bool {
         self.gone.contains(asker)
@@ -143,9 +156,35 @@ impl Looped {
         self.turn(ms);
     }
 
+    /// A turn, and the end of the sync that it has begun, and so on.
     fn turn(&mut self, ms: u64) {
+        self.turn_alone(ms);
+        while self.sync_ends(ms) {
+            self.turn_alone(ms);
+        }
+    }
+
+    fn turn_alone(&mut self, ms: u64) {
         self.state.begin_turn();
         self.state.turn(at_ms(ms), &mut self.driver);
+    }
+
+    /// The sync under way ends. `false`: there is none.
+    fn sync_ends(&mut self, ms: u64) -> bool {
+        let Some((generation, job)) = self.driver.sync.take() else { return false };
+        self.state.synced(generation, job.run(), at_ms(ms), &mut self.driver);
+        true
+    }
+
+    fn sent(&self) -> Vec<Message> {
+        self.outbox.take().into_iter().map(|(_, message)| message).collect()
+    }
+
+    fn record(&mut self, seq: u64) {
+        let effect = Effect::Zero { len_bytes: 512, no_hole: false };
+        let record = Record { seq: Seq(seq), hlc: Hlc(seq), copy: false, effect, ..copy_done() };
+        let frames = VecDeque::from([Frame::Record(LINK.channel, record)]);
+        self.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
     }
 
     fn order(&mut self, ms: u64, asker: u32, order: Order) {
@@ -255,4 +294,119 @@ fn a_move_waits_for_the_lease_of_the_host_that_has_the_member() {
     assert!(of.driver.answers.is_empty());
     of.turn(GRACE_MS);
     assert!(matches!(&*of.driver.answers, [(2, Answer::Moved(Ok(_)))]), "{:?}", of.driver.answers);
+}
+
+fn durable_of(messages: &[Message]) -> Vec<u64> {
+    let durable = |message: &Message| match message {
+        Message::Progress(progress) => Some(progress.durable.0),
+        _ => None,
+    };
+    messages.iter().filter_map(durable).collect()
+}
+
+#[test]
+fn records_are_acknowledged_when_the_sync_that_covers_them_has_ended() {
+    let mut of = Looped::new();
+    of.sent();
+    of.record(2);
+    of.turn_alone(0);
+    // It arrives while the sync runs, and a beacon is answered meanwhile.
+    of.record(3);
+    let sent_at = MonoNanos(7);
+    of.host(0, HostEvent::Beacon { link: LINK, sent_at, room: Taken::default() });
+    of.turn_alone(0);
+    let sent = of.sent();
+    assert!(sent.contains(&Message::Lease { sent_at }) && durable_of(&sent).is_empty(), "{sent:?}");
+    assert!(of.sync_ends(0));
+    assert_eq!(durable_of(&of.sent()), [2], "3 is of the next one");
+    assert_eq!(of.state.timeout(at_ms(0)), Some(Duration::ZERO));
+    of.turn_alone(0);
+    assert!(durable_of(&of.sent()).is_empty());
+    assert!(of.sync_ends(0));
+    assert_eq!(durable_of(&of.sent()), [3]);
+}
+
+#[test]
+fn a_crash_before_the_end_of_a_sync_takes_nothing_that_was_told() {
+    let mut of = Looped::new();
+    of.record(2);
+    of.turn_alone(0);
+    assert_eq!(durable_of(&of.sent()).last(), Some(&1));
+    let crashed = of.driver.disk.crash(&mut || false);
+    let reopened = Group::open(crashed, at_ms(0), GroupOptions::default()).unwrap().unwrap().0;
+    assert_eq!(reopened.committed().get(WriterId(0)), Seq(1));
+}
+
+#[test]
+fn a_recovery_is_answered_when_it_is_durable_and_takes_what_had_arrived() {
+    let mut of = Looped::new();
+    of.record(2);
+    of.turn_alone(0);
+    let order = Order::Recover { primary_declared_dead: true, point: None, accepts_damage: false };
+    of.record(3);
+    of.state.order(order, 1, at_ms(0));
+    of.turn_alone(0);
+    assert!(of.driver.answers.is_empty() && of.sync_ends(0));
+    of.turn_alone(0);
+    // 3 is durable now, and the recovery is written.
+    assert!(of.driver.answers.is_empty() && of.sync_ends(0));
+    of.turn_alone(0);
+    assert!(of.driver.answers.is_empty() && !of.is_recovered());
+    let crashed = of.driver.disk.crash(&mut || false);
+    let reopened = Group::open(crashed, at_ms(0), GroupOptions::default()).unwrap().unwrap().0;
+    assert!(reopened.recovery().is_none() && reopened.committed().get(WriterId(0)) == Seq(3));
+    of.sent();
+    assert!(of.sync_ends(0) && of.is_recovered());
+    let fenced =
+        |message: &Message| matches!(message, Message::Refused { kind: RefusalKind::Fenced, .. });
+    assert!(of.sent().iter().any(fenced));
+    of.turn_alone(0);
+    let [(1, Answer::Recovered(Ok(recovery)))] = &*of.driver.answers else { panic!() };
+    assert_eq!(recovery.writers[0].recovered, Seq(3));
+}
+
+#[test]
+fn an_attachment_waits_for_what_the_run_has_sent_before() {
+    let mut of = Looped::new();
+    of.record(2);
+    of.turn_alone(0);
+    of.sent();
+    let (link, outbox) = (Link { connection: ConnectionId(2), ..LINK }, Arc::clone(&of.outbox));
+    let (host, room) = ("host-a".to_owned(), Taken::default());
+    of.host(0, HostEvent::Attach { link, host, attach: attach(), outbox, room });
+    of.turn_alone(0);
+    assert_eq!(of.sent(), []);
+    of.turn(0);
+    let sent = of.sent();
+    assert!(matches!(&sent[..], [Message::Progress(_), ..]), "{sent:?}");
+    let attached = sent.iter().find_map(|message| match message {
+        Message::Attached(attached) => Some(attached.progress.durable),
+        _ => None,
+    });
+    assert_eq!(attached, Some(Seq(2)));
+}
+
+#[test]
+fn a_removal_waits_for_its_note_and_guests_for_their_flushes() {
+    let mut of = Looped::new();
+    of.state.order(Order::Remove { member: "nobody".into() }, 1, at_ms(0));
+    of.turn_alone(0);
+    assert!(matches!(&*of.driver.answers, [(1, Answer::Removed(Err(_)))]));
+    of.driver.answers.clear();
+    let order = Order::Recover { primary_declared_dead: true, point: None, accepts_damage: false };
+    of.order(0, 2, order);
+    assert!(of.is_recovered());
+    let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+    let effect = || GuestEffect::Zero { len_bytes: 512, no_hole: false };
+    let write = |durable| GuestRequest::Write { key, offset: 0, effect: effect(), durable };
+    of.state.guest(write(false), 1, at_ms(0), &mut of.driver);
+    of.turn_alone(0);
+    assert_eq!(of.driver.guests, [1]);
+    assert!(of.driver.sync.is_none(), "nobody waits for it");
+    of.state.guest(write(true), 2, at_ms(0), &mut of.driver);
+    of.state.guest(write(false), 3, at_ms(0), &mut of.driver);
+    of.turn_alone(0);
+    assert_eq!(of.driver.guests, [1, 3]);
+    assert!(of.sync_ends(0));
+    assert_eq!(of.driver.guests, [1, 3, 2]);
 }

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_replica::connection::outbox::Outbox;
 use tidelock_replica::group::{Group, Moved, Now, Output};
 use tidelock_replica::group_loop::{Answer, Driver, Job, Wait};
-use tidelock_storage::files::Files;
+use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::reserve::Reserve;
-use tidelock_store::journal::TornTail;
+use tidelock_store::journal::{SyncJob, TornTail};
 use tokio::sync::oneshot;
 
 pub(super) struct ThreadDriver {
@@ -30,6 +30,8 @@ pub(super) struct ThreadDriver {
     /// Requests that wait for the cut, by the number that the group has given to each.
     pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     pub(super) folder: Option<Folder>,
+    /// To be done when the turn has ended.
+    pub(super) sync: Option<(u64, SyncJob<OpenFile>)>,
     /// False for views that were handed out before the group broke.
     pub(super) alive: Arc<AtomicBool>,
     /// The reason that was logged last.
@@ -126,6 +128,10 @@ impl Driver for ThreadDriver {
         let _ = done.send(result);
     }
 
+    fn sync(&mut self, generation: u64, job: SyncJob<OpenFile>) {
+        self.sync = Some((generation, job));
+    }
+
     fn is_gone(&self, asker: &Asker) -> bool {
         asker.is_gone()
     }
@@ -135,6 +141,9 @@ impl Driver for ThreadDriver {
     }
 
     fn answer_order(&mut self, asker: Asker, answer: Answer) {
+        if matches!(answer, Answer::Removed(Ok(()))) {
+            tracing::warn!(group = &*self.group, "a member is removed by the operator");
+        }
         if let Answer::Moved(Ok(Moved { member, from, to, .. })) = &answer {
             let from = from.as_deref().unwrap_or("nobody");
             tracing::warn!(group = &*self.group, member, from, to, "moved by the operator");

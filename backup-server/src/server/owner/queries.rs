@@ -6,7 +6,7 @@ use crate::server::clock;
 use crate::server::inbox::{Damage, DamagedAsk, Event, LiveDisks, RepairStatus};
 use crate::server::repair;
 use std::sync::Arc;
-use tidelock_replica::group::{Group, GroupStatus, Link, RemoveError};
+use tidelock_replica::group::{Group, GroupStatus, Link};
 use tidelock_replica::manifest;
 use tidelock_storage::files::Files;
 use tokio::sync::oneshot;
@@ -21,17 +21,6 @@ impl Owner {
             }
             (Event::Damaged { done, .. }, None) => {
                 let _ = done.send(Err(unavailable.to_string()));
-            }
-            (Event::Remove { member, done }, Some(group)) => {
-                let removed = group.remove(&member);
-                if removed.is_ok() {
-                    tracing::warn!(group = &*self.group, member, "removed by the operator");
-                }
-                let _ = done.send(removed);
-            }
-            (Event::Remove { done, .. }, None) => {
-                let reason = unavailable.to_string();
-                let _ = done.send(Err(RemoveError::Journal(reason)));
             }
             (Event::History { done }, Some(group)) => {
                 let _ = done.send(group.history().map_err(|e| e.to_string()));

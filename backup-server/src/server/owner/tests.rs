@@ -69,6 +69,7 @@ fn compared(messages: &[Message]) -> Vec<u64> {
 impl Owner {
     fn turns(&mut self) {
         self.state.turn(clock::now(), &mut self.driver);
+        self.sync();
     }
 }
 
