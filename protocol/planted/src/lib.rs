@@ -109,6 +109,12 @@ pub enum Bug {
     NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
+    /// Breaks rule 4: a recovery does not wait for the end of the old primary's lease.
+    GraceCutShort,
+    /// Breaks rule 8: a recovery that waits is not looked at when its deadline has come.
+    DeadlineForgotten,
+    /// Breaks rule 4: a recovery that waits goes ahead although whoever has asked for it is gone.
+    RecoveredForNobody,
     /// Breaks rules 4 and 11: a peer speaks for any host, whatever its certificate says.
     CertificateIgnored,
     /// Breaks rules 3 and 11: records are taken from connections that have no member attached, or not any more.

@@ -27,6 +27,8 @@ pub enum Checker {
     AckDurable,
     /// Rule 4: after a recovery the backup takes nothing of the old primary.
     OneEpoch,
+    /// Rule 4: a group is recovered only while the operator who has ordered it waits for that.
+    Ordered,
     /// Rule 4: no packet leaves without a lease.
     Lease,
     /// Rule 4: no packet leaves after a recovery, or once the lease is given up.
@@ -82,7 +84,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 35] = [
+    pub const ALL: [Checker; 36] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -93,6 +95,7 @@ impl Checker {
         Checker::AckContiguous,
         Checker::AckDurable,
         Checker::OneEpoch,
+        Checker::Ordered,
         Checker::Lease,
         Checker::Fence,
         Checker::Switch,
@@ -140,6 +143,7 @@ impl Checker {
             Checker::AckContiguous => "ack-contiguous",
             Checker::AckDurable => "ack-durable",
             Checker::OneEpoch => "one-epoch",
+            Checker::Ordered => "ordered",
             Checker::Lease => "lease",
             Checker::Fence => "fence",
             Checker::Switch => "switch",

@@ -55,6 +55,7 @@ pub mod logging;
 mod lying;
 pub mod narrow;
 pub mod net;
+mod operators;
 pub mod oracle;
 pub mod owner;
 pub mod past;

@@ -22,7 +22,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 69] = [
+pub const PLANTS: [(&str, Plant); 72] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -56,6 +56,9 @@ pub const PLANTS: [(&str, Plant); 69] = [
     ("damage-folded-as-good", Plant::Production(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Production(Bug::DamageNotListed)),
     ("cold-not-synced", Plant::Production(Bug::ColdNotSynced)),
+    ("grace-cut-short", Plant::Production(Bug::GraceCutShort)),
+    ("deadline-forgotten", Plant::Production(Bug::DeadlineForgotten)),
+    ("recovered-for-nobody", Plant::Production(Bug::RecoveredForNobody)),
     ("certificate-ignored", Plant::Production(Bug::CertificateIgnored)),
     ("unattached-is-heard", Plant::Production(Bug::UnattachedIsHeard)),
     ("full-group-is-read", Plant::Production(Bug::FullGroupIsRead)),

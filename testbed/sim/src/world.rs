@@ -95,7 +95,7 @@ pub enum Event {
     /// A group's thread at the backup looks.
     Group { group: usize, boot: Run },
     /// Its sync has ended.
-    Synced { group: usize, boot: Run },
+    Synced { group: usize, boot: Run, nth: u64 },
     /// A job beside a group's loop has ended.
     JobDone { group: usize, boot: Run, end: Box<JobDone> },
     /// Something goes wrong.
@@ -537,7 +537,7 @@ impl World {
             Event::LiarLeaves { conn } => self.backup_loses(conn),
             Event::BackupTimer { conn, deadline } => self.backup_timer(conn, deadline),
             Event::Group { group, boot } => self.group_event(group, boot),
-            Event::Synced { group, boot } => self.synced(group, boot),
+            Event::Synced { group, boot, nth } => self.synced(group, boot, nth),
             Event::JobDone { group, boot, end } => self.job_done(group, boot, *end),
             Event::Fault => self.fault(),
             Event::After(later) => self.later_event(later),
