@@ -1,8 +1,9 @@
 //! The drivers of the loops: of an owner loop (one thread per member), and of the link ([`link`], one for the host).
 //!
-//! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one ring. What has ended is told
-//! to the loop ([`crate::owner::Owner`]) and its tap, which then take their turn. [`RingDriver`] does so on any ring
-//! ([`IoRing`]); [`thread`] is the member's thread around it, where the ring is an io_uring and a round is one system call.
+//! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one ring. What has ended is
+//! told to the loop ([`crate::owner::Owner`]) and its tap, which then take their turn. [`RingDriver`] does so on any
+//! ring ([`IoRing`]); [`thread`] is the member's thread around it, where the ring is an io_uring and a round is one
+//! system call.
 
 mod disk;
 pub mod link;

@@ -1,5 +1,5 @@
-//! The driver of a member's owner loop: it writes down what the loop asks for, in order, and the world carries it out
-//! ([`crate::local`], [`crate::owner`]).
+//! The ring that production's driver of an owner loop stands on here, and the daemon around it. Both write down what
+//! they are asked for, in order, and the world carries it out ([`crate::local`], [`crate::tap`], [`crate::owner`]).
 
 use crate::disk::SECTOR_BYTES;
 use crate::files::SimFiles;
@@ -11,15 +11,25 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_daemon::driver::RingDriver;
+use tidelock_daemon::driver::ring::{Around, IoRing};
+use tidelock_daemon::driver::token::Token;
 use tidelock_daemon::held_gate::PendingEntry;
 use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::nbd_tap::ConnectionId;
 use tidelock_daemon::owner::PublishPending;
-use tidelock_daemon::owner::driver::{DiskFile, DiskOp, Driver, Taking, Timer};
+use tidelock_daemon::owner::driver::{DiskFile, DiskOp, GuestIo};
 use tidelock_daemon::sequencer::{Action, DiskError, RequestId};
+use tidelock_nbd::Cookie;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Seq};
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::{AlignedBuf, Durability, Extent, ExtentKind, FallocateMode};
+use tidelock_uring::{
+    AlignedBuf, Completion, Durability, Extent, ExtentKind, FallocateMode, SendBufs,
+};
+
+/// Production's driver, on the ring of the simulator.
+pub(crate) type SimDriver = RingDriver<SimRing, SimAround>;
 
 /// A writer's entry in the P of a member.
 pub(crate) struct Published {
@@ -60,10 +70,39 @@ pub(crate) struct Shape {
     pub(crate) allocated: Vec<Range<u64>>,
 }
 
-/// A disk's file. Its bytes are the world's.
+/// A socket between a client and the tap, as the tap has it.
 #[derive(Debug)]
+pub(crate) struct SimSocket {
+    pub(crate) number: u64,
+    /// The client has closed its end.
+    pub(crate) has_hung_up: Cell<bool>,
+}
+
+/// A descriptor.
+#[derive(Clone, Debug)]
+pub(crate) enum SimFd {
+    Disk(DiskId),
+    /// The activity log's file.
+    Log,
+    /// The socket of the disk at this place.
+    Listener(usize),
+    Client(Rc<SimSocket>),
+}
+
+impl SimFd {
+    fn client(&self) -> &Rc<SimSocket> {
+        match self {
+            SimFd::Client(socket) => socket,
+            other => panic!("{other:?} is no client's socket"),
+        }
+    }
+}
+
+/// A disk's file. Its bytes are the world's.
+#[derive(Clone, Debug)]
 pub(crate) struct SimFile {
     pub(crate) disk: DiskId,
+    pub(crate) fd: SimFd,
     pub(crate) shape: Rc<RefCell<Shape>>,
     pub(crate) ends: Rc<Ends>,
 }
@@ -136,19 +175,32 @@ pub(crate) enum Io {
     Log { block: Vec<u8>, at: u64 },
 }
 
-/// A thing that the loop has asked for.
+/// A receive that is under way.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    pub(crate) token: u64,
+    pub(crate) buf: AlignedBuf,
+    pub(crate) range: Range<usize>,
+    pub(crate) all: bool,
+}
+
+/// A thing that the loop or its tap has asked for, or that it has shown.
 #[derive(Debug)]
 pub(crate) enum Asked {
     Saw(Action),
+    /// The tap has taken a request, of this connection and with this name there.
+    Request(GuestIo, ConnectionId, u64),
     Disk(DiskOp, Io),
     Answer {
         request: RequestId,
-        answer: Result<Bytes, DiskError>,
+        ok: bool,
         /// P of the writer at that moment.
         published: Seq,
     },
-    Take(Taking),
-    Timer(Timer, Duration),
+    Accept(u64, usize),
+    Receive(u64, Receiving),
+    Send(u64, u64, SendBufs),
+    Timer(u64, Duration),
     Ceiling,
     Link(ToLink),
     /// The activity log's file is removed, or cannot be.
@@ -173,48 +225,54 @@ pub(crate) struct Death {
     pub(crate) has_records: bool,
 }
 
-/// The driver.
-pub(crate) struct SimDriver {
+/// All that was asked for and is not carried out.
+#[derive(Debug, Default)]
+pub(crate) struct Asks(RefCell<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
     asked: VecDeque<Asked>,
-    published: Published,
-    ends: Rc<Ends>,
     /// The directory of its backlog, if it has one.
     files: Option<Arc<SimFiles>>,
     /// The process is to be killed at the next record.
-    pub(crate) tear: Option<Tear>,
+    tear: Option<Tear>,
     /// The process is being killed at this record.
     dying: Option<Death>,
     /// The process was killed: nothing of what the loop asks for from then on happens.
     died: Option<Death>,
     /// Planted: but for local writes.
-    pub(crate) writes_unkept: bool,
+    writes_unkept: bool,
 }
 
-impl SimDriver {
-    pub(crate) fn new(published: Published, ends: Rc<Ends>, files: Option<Arc<SimFiles>>) -> Self {
-        Self {
-            asked: VecDeque::new(),
-            published,
-            ends,
-            files,
-            tear: None,
-            dying: None,
-            died: None,
-            writes_unkept: false,
-        }
+impl Asks {
+    /// Of a process with this backlog, if it has one. `writes_unkept`: planted, local writes happen after its death.
+    pub(crate) fn new(files: Option<Arc<SimFiles>>, writes_unkept: bool) -> Rc<Self> {
+        Rc::new(Self(RefCell::new(Queue { files, writes_unkept, ..Queue::default() })))
     }
 
     /// The next thing that was asked for.
-    pub(crate) fn next(&mut self) -> Option<Asked> {
-        self.asked.pop_front()
+    pub(crate) fn next(&self) -> Option<Asked> {
+        self.0.borrow_mut().asked.pop_front()
+    }
+
+    /// The process is to be killed at the next record, or not any more.
+    pub(crate) fn tears(&self, tear: Option<Tear>) {
+        self.0.borrow_mut().tear = tear;
     }
 
     /// Its death, if it was killed.
-    pub(crate) fn died(&mut self) -> Option<Death> {
-        self.die();
-        self.died
+    pub(crate) fn died(&self) -> Option<Death> {
+        let mut queue = self.0.borrow_mut();
+        queue.die();
+        queue.died
     }
 
+    fn push(&self, asked: Asked) {
+        self.0.borrow_mut().push(asked);
+    }
+}
+
+impl Queue {
     /// The record at which it is to be killed is on disk, or as much of it as there will ever be.
     fn die(&mut self) {
         let (Some(death), Some(files)) = (self.dying.take(), &self.files) else { return };
@@ -227,81 +285,10 @@ impl SimDriver {
 
     fn push(&mut self, asked: Asked) {
         self.die();
-        if self.died.is_none() {
+        let is_write = matches!(asked, Asked::Disk(_, Io::Write { .. }));
+        if self.died.is_none() || self.writes_unkept && is_write {
             self.asked.push_back(asked);
         }
-    }
-}
-
-impl Driver for SimDriver {
-    type File = SimFile;
-
-    fn read(&mut self, op: DiskOp, file: &SimFile, buf: AlignedBuf, range: Range<usize>, at: u64) {
-        debug_assert_eq!(buf.len(), range.start);
-        let io = Io::Read { disk: file.disk, buf, len: range.len(), at };
-        self.push(Asked::Disk(op, io));
-    }
-
-    fn write(&mut self, op: DiskOp, file: &SimFile, data: Bytes, at: u64, how: Durability) {
-        let io = Io::Write { disk: file.disk, data, at, durable: how == Durability::Durable };
-        self.die();
-        if self.died.is_some() && self.writes_unkept {
-            return self.asked.push_back(Asked::Disk(op, io));
-        }
-        self.push(Asked::Disk(op, io));
-    }
-
-    fn zero(&mut self, op: DiskOp, file: &SimFile, _: FallocateMode, range: Range<u64>) {
-        self.push(Asked::Disk(op, Io::Zero { disk: file.disk, range }));
-    }
-
-    fn sync(&mut self, op: DiskOp, file: &SimFile) {
-        self.push(Asked::Disk(op, Io::Sync { disk: file.disk }));
-    }
-
-    fn write_log(&mut self, block: &[u8], at: u64) {
-        let io = Io::Log { block: block.to_vec(), at };
-        self.push(Asked::Disk(DiskOp::LogWrite, io));
-    }
-
-    fn touch_log(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn remove_log(&mut self) -> io::Result<()> {
-        let fails = self.ends.fails.get();
-        self.push(Asked::LogRemoved(!fails));
-        if fails { Err(io::Error::other("the disk fails")) } else { Ok(()) }
-    }
-
-    fn oldest_op(&mut self) -> Option<(DiskOp, Duration)> {
-        None
-    }
-
-    fn submit(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn answer(&mut self, request: RequestId, answer: Result<Bytes, DiskError>) {
-        let PendingEntry { pending, writer } = &self.published.entry;
-        let published = pending.read().get(*writer);
-        self.push(Asked::Answer { request, answer, published });
-    }
-
-    fn take(&mut self, what: Taking) {
-        self.push(Asked::Take(what));
-    }
-
-    fn has_sent_answers(&self) -> bool {
-        true
-    }
-
-    fn set_timer(&mut self, timer: Timer, after: Duration) {
-        self.push(Asked::Timer(timer, after));
-    }
-
-    fn want_ceiling(&mut self) {
-        self.push(Asked::Ceiling);
     }
 
     fn observe(&mut self, action: &Action) {
@@ -319,8 +306,133 @@ impl Driver for SimDriver {
         }
         self.asked.push_back(Asked::Saw(action.clone()));
     }
+}
 
+/// The ring.
+pub(crate) struct SimRing(pub(crate) Rc<Asks>);
+
+fn disk_op(token: u64) -> DiskOp {
+    match Token::from_u64(token) {
+        Token::Disk(op) => op,
+        other => panic!("{other:?} is no operation on a file"),
+    }
+}
+
+impl IoRing for SimRing {
+    type Fd = SimFd;
+    type File = SimFile;
+
+    fn fd(file: &SimFile) -> &SimFd {
+        &file.fd
+    }
+
+    fn read(&mut self, token: u64, fd: &SimFd, buf: AlignedBuf, range: Range<usize>, at: u64) {
+        debug_assert_eq!(buf.len(), range.start);
+        let SimFd::Disk(disk) = *fd else { panic!("{fd:?} is not read") };
+        self.0.push(Asked::Disk(disk_op(token), Io::Read { disk, buf, len: range.len(), at }));
+    }
+
+    fn write(&mut self, token: u64, fd: &SimFd, data: Bytes, at: u64, how: Durability) {
+        let durable = how == Durability::Durable;
+        let io = match *fd {
+            SimFd::Disk(disk) => Io::Write { disk, data, at, durable },
+            // Only a block that is durable before the next one can be read again after a crash.
+            SimFd::Log if durable => Io::Log { block: data.to_vec(), at },
+            _ => panic!("{fd:?} is written, durably {durable}"),
+        };
+        self.0.push(Asked::Disk(disk_op(token), io));
+    }
+
+    fn zero(&mut self, token: u64, fd: &SimFd, _: FallocateMode, range: Range<u64>) {
+        let SimFd::Disk(disk) = *fd else { panic!("{fd:?} is not zeroed") };
+        self.0.push(Asked::Disk(disk_op(token), Io::Zero { disk, range }));
+    }
+
+    fn sync(&mut self, token: u64, fd: &SimFd) {
+        let SimFd::Disk(disk) = *fd else { panic!("{fd:?} is not synced") };
+        self.0.push(Asked::Disk(disk_op(token), Io::Sync { disk }));
+    }
+
+    fn oldest_file_op(&mut self) -> Option<(u64, Duration)> {
+        None
+    }
+
+    fn accept(&mut self, token: u64, listener: &SimFd) {
+        let SimFd::Listener(disk) = *listener else { panic!("{listener:?} accepts nobody") };
+        self.0.push(Asked::Accept(token, disk));
+    }
+
+    fn receive(&mut self, token: u64, fd: &SimFd, buf: AlignedBuf, range: Range<usize>, all: bool) {
+        let receiving = Receiving { token, buf, range, all };
+        self.0.push(Asked::Receive(fd.client().number, receiving));
+    }
+
+    fn send(&mut self, token: u64, fd: &SimFd, bufs: SendBufs) {
+        self.0.push(Asked::Send(fd.client().number, token, bufs));
+    }
+
+    fn timeout(&mut self, token: u64, after: Duration) {
+        self.0.push(Asked::Timer(token, after));
+    }
+
+    fn submit_and_wait(&mut self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn next_completion(&mut self) -> Option<Completion<SimFd>> {
+        None
+    }
+
+    fn has_hung_up(&self, fd: &SimFd) -> bool {
+        fd.client().has_hung_up.get()
+    }
+
+    /// The world sees that nobody has it any more.
+    fn hang_up(&mut self, _: SimFd) {}
+
+    fn touch(&mut self, _: &SimFd) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The daemon around the loop.
+pub(crate) struct SimAround {
+    pub(crate) asks: Rc<Asks>,
+    pub(crate) published: Published,
+    pub(crate) ends: Rc<Ends>,
+}
+
+impl Around for SimAround {
     fn to_link(&mut self, message: ToLink) {
-        self.push(Asked::Link(message));
+        self.asks.push(Asked::Link(message));
+    }
+
+    fn want_ceiling(&mut self) {
+        self.asks.push(Asked::Ceiling);
+    }
+
+    fn remove_log(&mut self) -> io::Result<()> {
+        let fails = self.ends.fails.get();
+        self.asks.push(Asked::LogRemoved(!fails));
+        if fails { Err(io::Error::other("the disk fails")) } else { Ok(()) }
+    }
+
+    fn observe(&mut self, action: &Action) {
+        self.asks.0.borrow_mut().observe(action);
+    }
+
+    fn observe_request(
+        &mut self,
+        request: &GuestIo,
+        origin: impl FnOnce() -> (ConnectionId, Cookie),
+    ) {
+        let (connection, cookie) = origin();
+        self.asks.push(Asked::Request(request.clone(), connection, cookie.0));
+    }
+
+    fn observe_answer(&mut self, request: RequestId, answer: &Result<Bytes, DiskError>) {
+        let PendingEntry { pending, writer } = &self.published.entry;
+        let published = pending.read().get(*writer);
+        self.asks.push(Asked::Answer { request, ok: answer.is_ok(), published });
     }
 }
