@@ -18,6 +18,14 @@ pub enum Bug {
     /// A time from another host's clock is adopted even above the ceiling on record, so times may fall after a restart.
     CeilingPassed,
 
+    // NBD tap and its driver.
+    /// Breaks the promise of a completion: a write is replied to when it is taken.
+    RepliedBeforeWritten,
+    /// Breaks the promise of FUA: a local write is not durable when it ends.
+    FuaForgotten,
+    /// Breaks rule 8: a connection that was full is not read again.
+    RoomForgotten,
+
     // Activity log.
     /// Breaks rule 6: an extent leaves the map before the backup has what was written in it.
     ActivityForgotten,

@@ -47,6 +47,8 @@ pub enum Checker {
     HlcGrows,
     /// The guest reads what it wrote.
     ReadOwnWrites,
+    /// A guest's request is taken as it was sent, and replied to once and when it is done.
+    Tap,
     /// A group that degrades says so until C covers what has left, and a recovery knows of it.
     Degraded,
     /// Rule 8: a group degrades no oftener than is stated.
@@ -105,6 +107,7 @@ impl Checker {
         Checker::Watermark,
         Checker::HlcGrows,
         Checker::ReadOwnWrites,
+        Checker::Tap,
         Checker::Degraded,
         Checker::Steady,
         Checker::ComesBack,
@@ -153,6 +156,7 @@ impl Checker {
             Checker::Watermark => "watermark",
             Checker::HlcGrows => "hlc-grows",
             Checker::ReadOwnWrites => "read-own-writes",
+            Checker::Tap => "tap",
             Checker::Degraded => "degraded",
             Checker::Steady => "steady",
             Checker::ComesBack => "comes-back",

@@ -218,6 +218,8 @@ fn every_planted_bug_is_caught() {
             "publish-after-completion" => &[Checker::PublishBeforeComplete],
             "overlap-not-ordered" => &[Checker::Overlap],
             "unbounded-backlog" => &[Checker::Bounded],
+            "replied-before-written" | "fua-forgotten" => &[Checker::Tap],
+            "room-forgotten" => &[Checker::ComesBack],
             "activity-late" | "activity-unflushed" => &[Checker::InMap],
             "activity-forgotten" => &[Checker::Prefix, Checker::SitesEqual, Checker::Past],
             "any-entry-covers" | "first-entry-only" | "one-too-early" | "sum-covers" => {
