@@ -22,7 +22,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 72] = [
+pub const PLANTS: [(&str, Plant); 75] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
