@@ -342,7 +342,8 @@ impl World {
         let ring = SimRing(asks.clone());
         let driver = RingDriver::new(ring, around, pool, listeners, tap, log_file);
         member.queue = asks;
-        member.owner = Some(Owner::new(owner, driver, clocks));
+        let owner = Owner::new(owner, driver, clocks);
+        (member.mode, member.owner) = (owner.sequencer().mode(), Some(owner));
         self.vms[vm].run = Some(member);
         Ok(true)
     }

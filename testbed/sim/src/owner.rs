@@ -136,6 +136,8 @@ pub struct MemberRun {
     /// The gate's thread is going to look.
     pub gate_due: bool,
     pub(crate) submitted: BTreeMap<RequestId, Submitted>,
+    /// In force for the answers that are carried out now. The loop may have gone on to another one.
+    pub(crate) mode: Mode,
     /// Operations on disks that the loop has asked for.
     pub(crate) in_flight: BTreeMap<DiskOp, Io>,
     /// The extents of the sequencer's operations that have not ended, and the requests of its writes.
@@ -513,6 +515,7 @@ impl World {
 
     fn says_to_link(&mut self, vm: usize, message: ToLink) {
         match &message {
+            ToLink::Mode(mode) => self.vms[vm].run.as_mut().expect("runs").mode = *mode,
             ToLink::Detach(end) => note!(self, "vm {vm} leaves: {end:?}"),
             ToLink::Stands => {
                 self.counts.stood += 1;
@@ -542,7 +545,7 @@ impl World {
         let Some(submitted) = run.submitted.remove(&id) else {
             return fail(Checker::Stream, format!("vm {vm}: {id:?} is answered twice"));
         };
-        let mode = run.owner.as_ref().expect("it answers").sequencer().mode();
+        let mode = run.mode;
         let (group, writer) = (self.plan.vms[vm].group, WriterId(self.plan.vms[vm].writer));
         let seq = submitted.repair.max(submitted.seq).unwrap_or_default();
         // Rule 1: before, not after.
@@ -692,6 +695,7 @@ impl MemberRun {
             is_incomplete: false,
             gate_due: false,
             submitted: BTreeMap::new(),
+            mode: Mode::Async,
             in_flight: BTreeMap::new(),
             local_ops: BTreeMap::new(),
             op_requests: BTreeMap::new(),
