@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, Seq, WriterId};
 use tidelock_protocol::message::{DiskSpec, LastRun, Message, Mode, Role, Writing};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{DiskChange, Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::{Memory, MemoryFile};
 use tidelock_store::extents::DiskKey;
@@ -115,11 +115,13 @@ fn copy_done() -> Record {
         epoch: Epoch(1),
         hlc: Hlc(1),
         deps: CountVector::new(),
-        disk: DiskId(0),
-        offset: 0,
-        copy: true,
-        flushed: false,
-        effect: Effect::CopyDone,
+        body: DiskChange {
+            disk: DiskId(0),
+            offset: 0,
+            copy: true,
+            flushed: false,
+            effect: Effect::CopyDone,
+        },
     }
 }
 
@@ -182,7 +184,8 @@ impl Looped {
 
     fn record(&mut self, seq: u64) {
         let effect = Effect::Zero { len_bytes: 512, no_hole: false };
-        let record = Record { seq: Seq(seq), hlc: Hlc(seq), copy: false, effect, ..copy_done() };
+        let body = DiskChange { copy: false, effect, ..copy_done().body };
+        let record = Record { seq: Seq(seq), hlc: Hlc(seq), body, ..copy_done() };
         let frames = VecDeque::from([Frame::Record(LINK.channel, record)]);
         self.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
     }
