@@ -178,7 +178,7 @@ impl World {
             let is_so = || {
                 let Some(group) = self.group(host) else { return false };
                 let gates = group["members"].as_array().unwrap();
-                group["state"] == "protected"
+                group["protected"] == true
                     && gates.iter().all(|m| m["gates"][0]["shut_because"].is_null())
             };
             let said = || {
@@ -581,14 +581,14 @@ fn two_hosts_hand_their_group_over_together() {
         });
         world.write("host-b", "b", 7);
         world.write("host-b", "c", 8);
-        assert_eq!(world.group("host-a").unwrap()["state"], "protected", "it can still go back");
+        assert_eq!(world.group("host-a").unwrap()["protected"], true, "it can still go back");
         let second = world.switch("host-b", "switch-b.log", &[]);
         for (command, log) in [(first, "switch-a.log"), (second, "switch-b.log")] {
             let over = succeeds(&world, command, log);
             assert_eq!((&over["state"], &over["problem"]), (&"over".into(), &Value::Null));
         }
         for host in ["host-a", "host-b"] {
-            assert_eq!(world.group(host).unwrap()["state"], "fenced", "{form}: {host}");
+            assert_eq!(world.group(host).unwrap()["why"]["kind"], "fenced", "{form}: {host}");
         }
         world.check_recovered();
     }
@@ -647,9 +647,7 @@ fn a_host_that_dies_after_the_other_one_has_gone_is_waited_for_and_follows() {
         assert!(said.contains("The other hosts have switched over"), "{form}: {said}");
         drop(b);
         let _b = world.daemon("host-b");
-        until("it serves again", || {
-            world.group("host-b").is_some_and(|g| g["state"] == "protected")
-        });
+        until("it serves again", || world.group("host-b").is_some_and(|g| g["protected"] == true));
         world.write("host-b", "c", 3);
         // It may answer clients: its lease is waited for, and who it is is said.
         let recovery = world.recover("early.log");
@@ -681,7 +679,7 @@ fn mode_async_is_in_force_once_the_backup_has_heard_of_the_run() {
         let a = world.daemon("host-a");
         let _b = is_spread.then(|| world.daemon("host-b"));
         until("host-a replicates", || {
-            let is_so = |group: Value| group["state"] == "replicating";
+            let is_so = |group: Value| group["why"]["kind"] == "following";
             world.lets_all_out("host-a") && world.group("host-a").is_some_and(is_so)
         });
         until("nobody waits for host-b", || !is_spread || world.lets_all_out("host-b"));

@@ -24,6 +24,7 @@ from .ledger import Ledger, Row, compare
 from .process import Process, wait_until
 from .progress import say
 from .rig import Recovery, Rig
+from .risk import word_of
 from .run import Run
 from .sampler import Sampler
 from .views import answers_chart
@@ -286,7 +287,7 @@ class Drill:
             return ""
         lag = writer_of(group)["lag"]
         held = group["members"][0]["gates"][0]["held_packets"]
-        return f"; {group['state']}, lag {lag['writes']} writes / {lag['ms']} ms, {held} packets held"
+        return f"; {word_of(group)}, lag {lag['writes']} writes / {lag['ms']} ms, {held} packets held"
 
     def trouble(self) -> None:
         """What happens before the disaster, if anything."""
@@ -567,4 +568,4 @@ class CopyWatch:
         self._shown_at = time.monotonic()
         left = f", {copy['left_ms'] / 1e3:.0f} s left" if copy["left_ms"] else ""
         done, total = copy["done_bytes"] >> 20, copy["total_bytes"] >> 20
-        say(f"primary: {group['state']}, {done} of {total} MiB, {copy['rate_bytes_per_s'] / 1e6:.0f} MB/s{left}")
+        say(f"primary: {word_of(group)}, {done} of {total} MiB, {copy['rate_bytes_per_s'] / 1e6:.0f} MB/s{left}")
