@@ -89,7 +89,7 @@ pub struct Sight {
 }
 
 impl Sight {
-    /// Whether C covers these.
+    /// True if C covers these stamps.
     pub(crate) fn covers(&self, stamps: &Stamps) -> bool {
         stamps.iter().all(|(p, hlc)| match self.form {
             Form::Vector => self.committed.covers(p),

@@ -91,10 +91,10 @@ pub struct GroupStatus {
     pub name: String,
     /// The backup follows, and a disaster now would undo nothing that a client was told.
     pub protected: bool,
-    /// What a disaster now would undo, who may have been told of it, and why.
+    /// The risk: what a disaster now would undo, who may have been told of it, and why.
     #[serde(flatten)]
     pub risk: Risk,
-    /// How long the kind of reason has been the same.
+    /// The time for which the kind of reason has been the same.
     pub why_age_ms: u64,
     /// More about the reason, for people: the backup's refusal, the disk that fails, ...
     pub detail: Option<String>,
@@ -470,7 +470,7 @@ pub struct GateStatus {
 }
 
 impl GroupStatus {
-    /// Whether an operator can sleep: the group is protected, or follows in mode async as configured.
+    /// True if an operator can sleep: the group is protected, or follows in mode async as configured.
     #[must_use]
     pub fn is_fine(&self) -> bool {
         let is_async = self.mode == Mode::Async && self.configured_mode == Mode::Async;

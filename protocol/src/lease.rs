@@ -127,7 +127,7 @@ impl Grace {
     }
 }
 
-/// Why nothing of a group leaves for the sake of one of its writers, whatever C covers.
+/// The reason why nothing of a group leaves for the sake of one of its writers, whatever C covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum HoldReason {

@@ -50,7 +50,7 @@ pub enum ReceiveError {
     Misplaced {
         /// The record.
         seq: Seq,
-        /// Why.
+        /// The reason.
         misplaced: Misplaced,
     },
 }

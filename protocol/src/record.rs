@@ -125,11 +125,11 @@ pub struct Record<B = DiskChange> {
     /// What it may depend on besides the writer's own earlier records: entries of other writers
     /// that changed since the writer's previous record.
     pub deps: CountVector,
-    /// What is recorded.
+    /// The content.
     pub body: B,
 }
 
-/// What a record means for its stream, whatever its body is about.
+/// The meaning of a record for its stream, whatever its body is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
@@ -170,36 +170,36 @@ pub struct BodyFields {
     pub len_bytes: u32,
 }
 
-/// Why a body cannot be of what its writer has attached.
+/// The reason why a body cannot be of what its writer has attached.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Misplaced {
     /// No such object is there.
     #[error("is for disk {0}, which was not attached")]
     Object(u16),
-    /// Its extent is not inside its disk.
+    /// The extent is not inside its disk.
     #[error("reaches to byte {end} of disk {disk}, which has {size_bytes}")]
     Extent {
         /// The disk.
         disk: DiskId,
-        /// Where the extent ends.
+        /// The end of the extent.
         end: u64,
         /// The disk's size.
         size_bytes: u64,
     },
 }
 
-/// What is recorded.
+/// The content of a record.
 pub trait Body: Clone + fmt::Debug + PartialEq + Sized {
-    /// What a writer attaches, in which its changes are.
+    /// The things that a writer attaches, in which its changes are.
     type Objects: fmt::Debug;
 
-    /// Whether the change is inside what its writer has attached.
+    /// Checks that the change is inside what its writer has attached.
     fn fits(&self, objects: &Self::Objects) -> Result<(), Misplaced>;
     /// The meaning for the stream.
     fn role(&self) -> Role;
-    /// Its part of the header.
+    /// The body's part of the header.
     fn fields(&self) -> BodyFields;
-    /// Its data, if it has any.
+    /// The data, if the body has any.
     fn payload(&self) -> Option<&Payload>;
     /// Reads its part of a header. `payload`: the announced data, empty still, with its checksum; [`None`]: no data follows.
     ///
@@ -210,7 +210,7 @@ pub trait Body: Clone + fmt::Debug + PartialEq + Sized {
         fields: &BodyFields,
         payload: Option<(u32, Payload)>,
     ) -> Result<Self, &'static str>;
-    /// The same, for the data that has arrived.
+    /// The place of the data that has arrived.
     fn payload_mut(&mut self) -> Option<&mut Payload>;
 }
 

@@ -7,5 +7,5 @@ def word_of(group: dict) -> str:
 
 
 def words_of(group: dict) -> set[str]:
-    """Its word, and `told` if clients may have been told what a disaster would undo."""
+    """The word of a group, and `told` if clients may have been told what a disaster would undo."""
     return {word_of(group)} | ({"told"} if group["told"] else set())

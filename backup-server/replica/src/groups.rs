@@ -14,7 +14,7 @@ pub enum NoGroup {
     /// Not a name.
     #[error("not a group's name")]
     Name,
-    /// There is no room for another group.
+    /// No room for another group.
     #[error("{0}")]
     Quota(String),
     /// Not now.

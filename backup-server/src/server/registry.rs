@@ -25,7 +25,7 @@ const REMOVED: &str = ".removed-";
 /// Why a group's owner does not run.
 #[derive(Debug, Error)]
 pub enum SpawnError {
-    /// There is no such group, and none begins.
+    /// No such group is here, and none begins.
     #[error(transparent)]
     None(#[from] NoGroup),
     /// There is no thread for it.

@@ -52,7 +52,7 @@ impl Paint {
     }
 }
 
-/// How a group is to be seen.
+/// The look of a group.
 #[must_use]
 pub fn tone_of(group: &GroupStatus) -> Tone {
     match group.risk.why.kind {

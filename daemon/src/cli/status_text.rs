@@ -69,7 +69,7 @@ pub(super) fn word(group: &GroupStatus) -> &'static str {
     if group.protected { "protected" } else { group.risk.why.kind.name() }
 }
 
-/// What a disaster now would undo, and who may have been told of it.
+/// The line of what a disaster now would undo, and of who may have been told.
 pub(super) fn risk(risk: &Risk) -> String {
     let undoes = match risk.undoes {
         Undoes::Nothing => "nothing: the backup has everything".to_owned(),

@@ -159,7 +159,7 @@ pub struct GroupView {
     pub mode: Mode,
     /// The standing without the backup.
     pub standing: Standing,
-    /// Whether clients may have been told what a disaster would undo.
+    /// True if clients may have been told what a disaster would undo.
     pub told: Option<Told>,
     /// The gate was opened before the backup was reached, and that is not over.
     pub is_unreached: bool,

@@ -1,4 +1,4 @@
-//! What a disaster now would undo of a group, from what its loops say.
+//! The risk of a group: what a disaster now would undo, from what the loops of its members say.
 
 use super::{GroupLoop, Member, Surroundings, Writer};
 use crate::owner::Phase;
@@ -6,7 +6,7 @@ use crate::stats::LinkStats;
 use crate::status::{Facts, LagStatus, Risk, WriterFacts, assess};
 
 impl GroupLoop {
-    /// What a disaster now would undo of the members on this host, who may have been told of it, and why.
+    /// The risk of the members on this host: what a disaster now would undo, who may have been told, and why.
     #[must_use]
     pub fn risk(&self, around: &dyn Surroundings) -> Risk {
         let members = around.members();
@@ -40,7 +40,7 @@ impl GroupLoop {
 }
 
 impl Writer {
-    /// How many writes the backup lacks. The link counts what it has taken up. On a busy host it may not have run since the
+    /// Writes that the backup lacks. The link counts what it has taken up. On a busy host it may not have run since the
     /// guest has written more: P says so, where each write has a record.
     #[must_use]
     pub fn lag_writes(&self, link: &LinkStats) -> u64 {
@@ -53,7 +53,7 @@ impl Writer {
         }
     }
 
-    /// Whether the backup has every write of the guest now.
+    /// True if the backup has every write of the guest now.
     #[must_use]
     pub fn has_all(&self, link: &LinkStats) -> bool {
         self.lag_writes(link) == 0 && self.phase == Phase::Replicating && link.is_attached()

@@ -1,4 +1,4 @@
-//! Whether clients may have been told what a disaster would undo.
+//! Clients that may have been told what a disaster would undo.
 //!
 //! ```text
 //!             replies leave unheld                  they are held again, and C covers what P was then
@@ -16,10 +16,10 @@ use crate::owner::Phase;
 use crate::status::Told;
 use tidelock_protocol::message::Mode;
 
-/// What clients may have been told that C does not cover.
+/// Stamps that clients may have been told of and that C does not cover.
 #[derive(Debug, Default)]
 pub(super) struct Telling {
-    /// By the wall clock; `None`: nothing.
+    /// The time by the wall clock since when something was; `None`: nothing.
     since_unix_ms: Option<u64>,
     leaves: bool,
     /// P when replies were held again, once it is complete.
@@ -62,7 +62,7 @@ impl GroupLoop {
         }
     }
 
-    /// Whether clients may have been told what a disaster would undo. A run before may have put it on record.
+    /// True if clients may have been told what a disaster would undo. A run before may have put it on record.
     pub(super) fn told(&self) -> Option<Told> {
         let since = [self.telling.since_unix_ms, self.degrade.since_unix_ms()];
         let since_unix_ms = since.into_iter().flatten().min()?;

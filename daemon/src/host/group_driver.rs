@@ -196,7 +196,7 @@ impl Host {
         }
     }
 
-    /// What a disaster now would undo of a group, who may have been told of it, and why.
+    /// The risk of a group: what a disaster now would undo, who may have been told, and why.
     pub(super) fn risk(&self, group: &HostGroup) -> Risk {
         group.state().risk(&Here { host: self, group })
     }

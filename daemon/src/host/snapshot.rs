@@ -96,7 +96,7 @@ struct GroupPast {
 /// Packets that left beside a gate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unheld {
-    /// How often packets may have left so.
+    /// The number of times that packets may have left so.
     may_have_left: u64,
     /// The last answer.
     is_unheld: bool,
@@ -274,7 +274,7 @@ fn note(group: &HostGroup, risk: &Risk, now: MonoNanos) -> MonoNanos {
 }
 
 impl Writer {
-    /// How many writes the backup lacks.
+    /// The number of writes that the backup lacks.
     pub(super) fn lag_writes(&self) -> u64 {
         self.seen().lag_writes(&self.link_stats)
     }

@@ -23,18 +23,18 @@
 /// The sites may differ by more than the stream brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// By the wall clock: a recovery goes back to before this. `None`: to before this run, and it is not known since when.
+    /// The time by the wall clock before which a recovery goes back to. `None`: a time before this run, not known here.
     pub since_unix_ms: Option<u64>,
-    /// Why.
+    /// The reason.
     pub why: GapWhy,
 }
 
-/// Why the sites may differ by more than the stream brings.
+/// The reason why the sites may differ by more than the stream brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GapWhy {
-    /// This run has not heard of the backup yet.
+    /// No word of the backup in this run yet.
     Started,
-    /// The same, and guests are served: no record is made of what they write.
+    /// No word of the backup, and guests are served: no record is made of what they write.
     Unreached,
     /// The backlog was full, and guests went on without records.
     BacklogFull,

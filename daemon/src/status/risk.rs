@@ -1,4 +1,4 @@
-//! How protected a group is, on two axes: what a disaster now would undo, and who may have been told of it. And why: a
+//! The risk of a group, on two axes: what a disaster now would undo, and who may have been told of it. And why: a
 //! kind out of seven, and a sentence. Facts of the loops in, a [`Risk`] out.
 //!
 //! | a disaster would undo | while |
@@ -33,11 +33,11 @@ use std::fmt;
 pub enum Undoes {
     /// Nothing: the backup has everything.
     Nothing,
-    /// What is on its way.
+    /// The lag: writes on their way.
     Lag(LagStatus),
     /// Everything since a time.
     Since {
-        /// By the wall clock, in milliseconds since 1970; `None`: the time is before this run, and not known here.
+        /// The time in milliseconds since 1970; `None`: a time before this run, not known here.
         since_unix_ms: Option<u64>,
     },
     /// Everything: nothing can be recovered.
@@ -59,7 +59,7 @@ impl Undoes {
         }
     }
 
-    /// What a disaster of two writers together would undo.
+    /// The sum for two writers together.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Everything, _) | (_, Self::Everything) => Self::Everything,
@@ -82,7 +82,7 @@ impl Undoes {
 /// Clients may have been told what a disaster would undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// By the wall clock, in milliseconds since 1970.
+    /// The time by the wall clock, in milliseconds since 1970.
     pub since_unix_ms: u64,
     /// Replies leave without being held. If not, replies are held again, and the backup does not have all that has left.
     pub leaves: bool,
@@ -104,7 +104,7 @@ pub enum Kind {
     Disconnected,
     /// The backup does not acknowledge.
     Stalled,
-    /// This host's epoch is over.
+    /// The epoch of this host is over.
     Fenced,
 }
 
@@ -144,20 +144,20 @@ impl fmt::Display for Kind {
 /// The reason for a group's risk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
-    /// Its kind.
+    /// The kind of the reason.
     pub kind: Kind,
     /// In a sentence.
     pub text: Cow<'static, str>,
 }
 
-/// How protected a group is.
+/// The risk of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Risk {
     /// The part of its past that a disaster now would undo.
     pub undoes: Undoes,
-    /// Whether clients may have been told of what a disaster would undo; `None`: no client was.
+    /// Clients that may have been told of what a disaster would undo; `None`: no client was.
     pub told: Option<Told>,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
@@ -184,11 +184,11 @@ pub struct WriterFacts {
     pub differs: bool,
     /// The backup has acknowledged everything.
     pub has_all: bool,
-    /// What it has not acknowledged.
+    /// Writes that the backup has not acknowledged.
     pub lag: LagStatus,
 }
 
-/// What is known of a group at one moment.
+/// Facts of a group at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The group was handed to the backup site, at this time of the wall clock.
@@ -197,7 +197,7 @@ pub struct Facts {
     pub attached: bool,
     /// The backup has said that it does not acknowledge, or refuses a member for now.
     pub stalled: bool,
-    /// Whether clients may have been told what a disaster would undo.
+    /// True if clients may have been told what a disaster would undo.
     pub told: Option<Told>,
     /// The writers on this host.
     pub writers: Vec<WriterFacts>,

@@ -185,7 +185,7 @@ pub struct GroupState {
     pub mode: Mode,
     /// The backup has ended this primary's epoch.
     pub fenced: bool,
-    /// By [`HoldReason`]: the writers for whose sake nothing leaves, by bit.
+    /// Writers for whose sake nothing leaves, a bit each; indexed by [`HoldReason`].
     pub holds: [u64; HoldReason::ALL.len()],
 }
 

@@ -19,18 +19,18 @@ const FLAG_FLUSHED: u8 = 4;
 pub struct DiskChange {
     /// The writer's disk.
     pub disk: DiskId,
-    /// Where on the disk, in bytes.
+    /// Place on the disk, in bytes.
     pub offset: u64,
     /// Not a guest's write but Tidelock's own copy of what the disk held: never in P.
     pub copy: bool,
     /// Between the writer's record before this one and this one, its guest asked for a flush, or that one was a write with
     /// FUA: what stands just before this record is a state that the guest meant to find again. Never of a copy.
     pub flushed: bool,
-    /// What it does.
+    /// The effect on the disk.
     pub effect: Effect,
 }
 
-/// What a change does to its disk.
+/// The effect of a change on its disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The extent now holds the payload.

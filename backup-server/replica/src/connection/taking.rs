@@ -58,7 +58,7 @@ impl<S: Server> Connection<S> {
         }
         if let Phase::Serving { heard_at, said_at, .. } = &mut self.phase {
             *heard_at = now;
-            // What is whole is answered by itself.
+            // A whole question is answered by itself.
             let are_parts = std::mem::take(&mut self.has_parts);
             let is_due = u128::from(now.since_ns(*said_at)) >= ARRIVING_EVERY.as_nanos();
             if is_due && (are_parts || !self.input.is_empty()) {

@@ -82,7 +82,7 @@ pub enum HostEvent {
     Attach {
         /// Connection and channel.
         link: Link,
-        /// Its host, authenticated.
+        /// The host of the member, authenticated.
         host: String,
         /// The message.
         attach: Box<Attach>,
@@ -106,7 +106,7 @@ pub enum HostEvent {
         link: Link,
         /// The host's clock.
         sent_at: MonoNanos,
-        /// One of the few that may wait.
+        /// Room among the few beacons that may wait.
         room: Taken,
     },
     /// A connection is gone.

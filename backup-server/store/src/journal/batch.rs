@@ -35,7 +35,7 @@ pub enum PlacedEffect {
 }
 
 impl PlacedEffect {
-    /// Of a record that changes so many bytes, and whose data, if it has any, is here.
+    /// The effect of a record that changes so many bytes. `at`: the place of its data, if it has any.
     pub(super) fn of(record: &Record<RawBody>, changed_bytes: u32, at: u64) -> Self {
         match record.payload() {
             Some(_) => Self::Write { at },

@@ -307,7 +307,7 @@ impl<S: Storage> WindowLog<S> {
         if keep > 0 {
             self.journal.remove_before(Position { segment: keep, offset: 0 })?;
         }
-        // What the journal keeps of places of items goes to its files and out of memory.
+        // Facts of sealed segments go to the files of the journal and out of memory.
         while let Some(job) = self.journal.index_job(keep, |_| None) {
             let made = job.run()?;
             self.journal.made(made);

@@ -1,4 +1,5 @@
-//! How a member stands towards the backup, one type for each question. What cannot be together cannot be said.
+//! The standing of a member towards the backup, one type for each question. States that exclude each other cannot be
+//! said together.
 
 use crate::link::Refusal;
 use crate::link::port::{Agreement, LeaseGivenUp};
@@ -11,13 +12,13 @@ const BEACONS_PASSED_LOG2_MAX: u32 = 4;
 /// The conversation with the backup, on this connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Conversation {
-    /// There is no connection.
+    /// No connection.
     Detached,
-    /// There is one, and nothing is asked on it.
+    /// A connection, on which nothing is asked.
     Quiet,
     /// The backup is asked to attach the member.
     Attaching,
-    /// It has.
+    /// The backup has attached the member.
     Attached {
         /// No beacon was sent since.
         wants_lease: bool,
@@ -25,7 +26,7 @@ pub(super) enum Conversation {
         /// that keep the gate open for reads would queue behind.
         is_stalled: bool,
     },
-    /// It has refused.
+    /// The backup has refused the member.
     Refused {
         /// The refusal has crossed with a question. What answers the question could be taken for the answer to the next
         /// one: on another connection it cannot.
@@ -49,15 +50,15 @@ impl Conversation {
     }
 }
 
-/// Whether the backup wants this run.
+/// The word of the backup on this run.
 #[derive(Debug)]
 pub(super) enum Refusing {
-    /// It has not refused since the member was attached last.
+    /// No refusal since the member was attached last.
     No,
     /// For now: the member asks again and again.
     ForNow {
         last: Refusal,
-        /// How often in a row.
+        /// Refusals in a row.
         times: u32,
         /// So many beacons pass before it asks again.
         beacons_to_pass: u32,
@@ -97,7 +98,7 @@ impl Refusing {
     }
 }
 
-/// Whether the backup has attached the member in this run.
+/// Contact with the backup in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contact {
     /// Not yet.
@@ -107,16 +108,16 @@ pub(super) enum Contact {
         /// The backup was reached, and does not want this member as it is.
         is_unwanted: bool,
     },
-    /// It has.
+    /// The backup has attached the member.
     Had,
 }
 
-/// What is known of the group's policy and of leases in this run.
+/// Policy and leases, as far as this run has heard of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeaseTalk {
     /// The backup has not told this run what it keeps of the policy: no lease is asked for.
     PolicyUnheard,
-    /// It has, on this connection: a lease is asked for.
+    /// The backup has told it on this connection: a lease is asked for.
     Asks,
     /// A lease was had in this run.
     Had,
@@ -153,14 +154,14 @@ pub(super) enum Switching {
     Not,
     /// The lease is given up when all other hosts are so far.
     Prepares {
-        /// This host is.
+        /// True if this host is ready.
         is_ready: bool,
-        /// Who wants to hear of the others.
+        /// The asker that wants to hear of the other hosts.
         agreement: Arc<Agreement>,
     },
     /// The gate is shut for good in this epoch: no lease is asked for, it is given up.
     GivesUp {
-        /// Who wants to hear that it is.
+        /// The asker that wants to hear that the lease is given up.
         answer: Option<LeaseGivenUp>,
     },
 }
@@ -172,7 +173,7 @@ pub(super) enum Recording {
     Records,
     /// The stream stands: guests are served without records.
     Stands,
-    /// It stands, and the owner asks for a comparison.
+    /// The stream stands, and the owner asks for a comparison.
     WantsComparison,
     /// The attachment that is under way asks the backup for it.
     AsksToCompare,
