@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidelock_daemon::activity::ActivityLog;
 use tidelock_daemon::copy_job::Bounds;
-use tidelock_daemon::driver::{self, DiskSetup};
+use tidelock_daemon::driver::{DiskSetup, thread};
 use tidelock_daemon::link::NoGate;
 use tidelock_daemon::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::{OwnerParts, PublishPending, ToOwner};
@@ -88,7 +88,7 @@ fn main() -> anyhow::Result<()> {
         },
     };
     port.send(ToOwner::Link(FromLink::Attached { attached, first: true, compares: false }));
-    driver::run(driver::Parts {
+    thread::run(thread::Parts {
         owner,
         disks: vec![disk],
         log_file: None,

@@ -111,13 +111,19 @@ impl Grace {
         self.grace_ms = self.grace_ms.max(grace_ms);
     }
 
+    /// The time from which on the old primary's lease is certain to have ended, unless a beacon arrives before.
+    #[must_use]
+    pub fn until(&self) -> MonoNanos {
+        match self.given_up {
+            true => MonoNanos(0),
+            false => self.last_heard.plus_ms(self.grace_ms),
+        }
+    }
+
     /// Milliseconds until the old primary's lease is certain to have ended; 0 if it has.
     #[must_use]
     pub fn remaining_ms(&self, now: MonoNanos) -> u64 {
-        if self.given_up {
-            return 0;
-        }
-        self.last_heard.plus_ms(self.grace_ms).since_ns(now).div_ceil(1_000_000)
+        self.until().since_ns(now).div_ceil(1_000_000)
     }
 
     /// Whether the old primary's lease is certain to have ended.

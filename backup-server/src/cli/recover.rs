@@ -2,7 +2,7 @@
 
 use super::args::Recover;
 use super::boot::Boot;
-use super::client::Client;
+use super::client::{Call, Client};
 use super::machine;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
@@ -10,10 +10,16 @@ use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::{self, IsTerminal};
+use std::pin::pin;
+use std::time::Duration;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_replica::group::{GroupStatus, HostStatus, Recovery, WriterStatus};
 use tidelock_replica::text;
 use tidelock_targets::ExportedDisk;
+use tokio::time::{Instant, sleep};
+
+/// How often the countdown of a recovery that waits is drawn.
+const COUNTDOWN: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(config: Config, args: Recover) -> Result<()> {
     let boot = Boot::new(&args)?;
@@ -86,12 +92,12 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
         drop_later_pins: args.drop_later_pins,
     };
     let mut call = client.call(&request).await?;
-    let mut bar: Option<ProgressBar> = None;
+    let mut countdown: Option<Countdown> = None;
     let mut said_room = false;
     loop {
-        match call.next().await? {
+        match next(&mut call, countdown.as_ref()).await? {
             Reply::Waiting { remaining_ms, kept_by } => {
-                let bar = bar.get_or_insert_with(|| {
+                let countdown = countdown.get_or_insert_with(|| {
                     if let Some(text) = half_switched(&kept_by) {
                         eprintln!("{text}");
                     }
@@ -100,12 +106,10 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
                          ({:.1} s; --primary-is-dead skips this)",
                         remaining_ms as f64 / 1e3
                     );
-                    countdown(remaining_ms)
+                    Countdown::new(remaining_ms)
                 });
-                // It grows when the old primary is heard.
-                bar.set_length(bar.length().unwrap_or(0).max(remaining_ms));
-                bar.set_position(bar.length().unwrap_or(0) - remaining_ms);
-                bar.set_message(format!("{:.1} s", remaining_ms as f64 / 1e3));
+                // The deadline moves when the old primary is heard.
+                countdown.ends_in(remaining_ms);
             }
             Reply::NoRoom { reason } => {
                 if !std::mem::replace(&mut said_room, true) {
@@ -113,8 +117,8 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
                 }
             }
             Reply::Recovered { recovery, disks } => {
-                if let Some(bar) = bar {
-                    bar.finish_and_clear();
+                if let Some(countdown) = countdown {
+                    countdown.bar.finish_and_clear();
                 }
                 return Ok(Answer::Recovered(recovery, disks));
             }
@@ -301,9 +305,46 @@ fn outcome(recovery: &Recovery) -> String {
     text
 }
 
-fn countdown(length_ms: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("  [{bar:40}] {msg}").expect("a constant template");
-    ProgressBar::new(length_ms).with_style(style)
+/// The bar of a recovery that waits.
+struct Countdown {
+    bar: ProgressBar,
+    deadline: Instant,
+}
+
+impl Countdown {
+    fn new(length_ms: u64) -> Self {
+        let style =
+            ProgressStyle::with_template("  [{bar:40}] {msg}").expect("a constant template");
+        let bar = ProgressBar::new(length_ms).with_style(style);
+        Self { bar, deadline: Instant::now() }
+    }
+
+    fn ends_in(&mut self, remaining_ms: u64) {
+        self.deadline = Instant::now() + Duration::from_millis(remaining_ms);
+        self.show();
+    }
+
+    fn show(&self) {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        let remaining_ms = remaining.as_millis() as u64;
+        let length_ms = self.bar.length().unwrap_or(0).max(remaining_ms);
+        self.bar.set_length(length_ms);
+        self.bar.set_position(length_ms - remaining_ms);
+        self.bar.set_message(format!("{:.1} s", remaining.as_secs_f64()));
+    }
+}
+
+/// The next reply. Meanwhile the countdown goes on by itself.
+async fn next(call: &mut Call, countdown: Option<&Countdown>) -> Result<Reply> {
+    let mut reply = pin!(call.next());
+    loop {
+        tokio::select! {
+            reply = &mut reply => return reply,
+            () = sleep(COUNTDOWN), if countdown.is_some() => {
+                countdown.into_iter().for_each(Countdown::show);
+            }
+        }
+    }
 }
 
 fn tell(

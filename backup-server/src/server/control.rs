@@ -3,7 +3,7 @@
 //! | request | replies |
 //! |---|---|
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
-//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false, "drop_later_pins": false}` (the last three may be left out) | `{"is": "waiting", "remaining_ms": n}` or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}` |
+//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false, "drop_later_pins": false}` (the last three may be left out) | `{"is": "waiting", "remaining_ms": n}`, again when the deadline moves, or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}`; an order whose connection is closed is forgotten |
 //! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
 //! | `{"do": "repair", "group": G, "apply": false}` | `{"is": "repaired", "repair": {...}}` |
 //! | `{"do": "describe", "group": G}` | `{"is": "described", "machines": [...]}` |
@@ -30,6 +30,8 @@ use super::content;
 use super::exports::Exports;
 use super::inbox::{DamagedAsk, Event, Inbox, RepairStatus};
 use super::machines::{BootAsk, Booted, DescribedMachine, MachineStatus, Machines};
+use super::orders::order;
+use super::owner::OwnerHandle;
 use super::recovering::{RecoverHow, recover};
 use super::registry::Registry;
 use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
@@ -42,9 +44,9 @@ use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::machine::Machine;
 use tidelock_replica::group::{
-    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, HostStatus, MoveError, Moved,
-    Recovery,
+    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, HostStatus, Moved, Recovery,
 };
+use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::travel::increment::Description;
 use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::moment::Moment;
@@ -59,8 +61,8 @@ use tokio::time::{sleep, timeout};
 
 /// The longest request.
 const REQUEST_MAX_BYTES: u64 = 1 << 20;
-/// How often a waiting recovery says how long it still waits.
-pub(super) const COUNTDOWN: Duration = Duration::from_millis(200);
+/// The pause before a fold that runs is looked at again.
+const FOLD_WAIT: Duration = Duration::from_millis(200);
 /// Whoever wants the console of a machine from its first line on is connected to it by then.
 const CONSOLES_WITHIN: Duration = Duration::from_secs(10);
 /// So often a fold is waited for.
@@ -592,7 +594,7 @@ async fn serve(
                 accept_damage,
                 drop_later_pins,
             };
-            recover(registry, exports, &group, how, at, &mut writer).await?
+            recover(registry, exports, &group, how, at, &mut reader, &mut writer).await?
         }
         Request::Damaged { group, check, forget } => {
             let ask = match (forget, check) {
@@ -610,9 +612,23 @@ async fn serve(
         }
         Request::Adopt { group } => adopt(registry, &group).await,
         Request::MoveMember { group, member, to } => {
-            move_member(registry, &group, &member, &to, &mut writer).await?
+            let moved = Order::Move { member, to };
+            match order(registry, &group, moved, &mut reader, &mut writer).await? {
+                Ok(Answer::Moved(Ok(moved))) => Reply::Moved { moved },
+                Ok(Answer::Moved(Err(error))) => Reply::Error { reason: error.to_string() },
+                Ok(_) => unreachable!("a move was ordered"),
+                Err(reason) => Reply::Error { reason },
+            }
         }
-        Request::Remove { group, member } => remove(registry, &group, member).await,
+        Request::Remove { group, member } => {
+            let removal = Order::Remove { member };
+            match order(registry, &group, removal, &mut reader, &mut writer).await? {
+                Ok(Answer::Removed(Ok(()))) => Reply::Removed,
+                Ok(Answer::Removed(Err(error))) => Reply::Error { reason: error.to_string() },
+                Ok(_) => unreachable!("a removal was ordered"),
+                Err(reason) => Reply::Error { reason },
+            }
+        }
         Request::RemoveGroup { group, apply } => {
             let removed = remove_group(registry, views, snapshots, &group, apply).await;
             removed.unwrap_or_else(|reason| Reply::Error { reason })
@@ -728,12 +744,16 @@ pub(super) async fn ask<T>(
     group: &str,
     event: impl FnOnce(oneshot::Sender<T>) -> Event,
 ) -> Result<T, String> {
-    let Some(owner) = registry.get(group) else {
+    let owner = find(registry, group)?;
+    ask_owner(&owner.inbox, event).await.ok_or_else(|| format!("group {group} is being closed"))
+}
+
+pub(super) fn find(registry: &Registry, group: &str) -> Result<OwnerHandle, String> {
+    registry.get(group).ok_or_else(|| {
         let known: Vec<_> = registry.all().iter().map(|o| o.group.to_string()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        return Err(format!("there is no group {group} here; the groups are: {known}"));
-    };
-    ask_owner(&owner.inbox, event).await.ok_or_else(|| format!("group {group} is being closed"))
+        format!("there is no group {group} here; the groups are: {known}")
+    })
 }
 
 async fn ask_owner<T>(inbox: &Inbox, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
@@ -774,7 +794,7 @@ pub(super) async fn damaged(registry: &Registry, group: &str, how: DamagedAsk) -
         let asked = ask(registry, group, |done| Event::Damaged { ask: how, done }).await;
         match asked.and_then(|answer| answer) {
             Ok(Some((segments, latest))) => return Reply::Damaged { segments, latest },
-            Ok(None) => sleep(COUNTDOWN).await,
+            Ok(None) => sleep(FOLD_WAIT).await,
             Err(reason) => return Reply::Error { reason },
         }
     }
@@ -790,37 +810,6 @@ async fn adopt(registry: &Registry, group: &str) -> Reply {
         Ok(Some(status)) => status.broken.map_or(Reply::Adopted, error),
         Ok(None) => error(format!("there is no group {group}")),
         Err(reason) => error(reason),
-    }
-}
-
-async fn move_member(
-    registry: &Registry,
-    group: &str,
-    member: &str,
-    to: &str,
-    writer: &mut OwnedWriteHalf,
-) -> io::Result<Reply> {
-    loop {
-        let (member, to) = (member.to_owned(), to.to_owned());
-        let answer = ask(registry, group, |done| Event::MoveMember { member, to, done }).await;
-        match answer {
-            Ok(Ok(moved)) => return Ok(Reply::Moved { moved }),
-            Ok(Err(MoveError::Lease { remaining_ms, .. })) => {
-                // Fails when the command line is gone: then nobody wants it any more.
-                reply(writer, &Reply::Waiting { remaining_ms, kept_by: Vec::new() }).await?;
-                sleep(COUNTDOWN.min(Duration::from_millis(remaining_ms))).await;
-            }
-            Ok(Err(error)) => return Ok(Reply::Error { reason: error.to_string() }),
-            Err(reason) => return Ok(Reply::Error { reason }),
-        }
-    }
-}
-
-async fn remove(registry: &Registry, group: &str, member: String) -> Reply {
-    match ask(registry, group, |done| Event::Remove { member, done }).await {
-        Ok(Ok(())) => Reply::Removed,
-        Ok(Err(error)) => Reply::Error { reason: error.to_string() },
-        Err(reason) => Reply::Error { reason },
     }
 }
 

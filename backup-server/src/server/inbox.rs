@@ -4,6 +4,7 @@
 //! next batch. What hosts send is bounded ([`tidelock_replica::connection::room`]); everything else
 //! is bounded by who sends it (one answer at a time).
 
+use crate::server::orders::Asker;
 use crate::server::past::NamedMark;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -15,11 +16,10 @@ use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{
-    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved, NamedView,
-    RecoverError, Recovery, RemoveError,
+    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView,
 };
-use tidelock_replica::group_loop::{HostEvent, JobEnd};
-use tidelock_replica::history::{History, Point};
+use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
+use tidelock_replica::history::History;
 use tidelock_replica::manifest::KeptMachine;
 use tidelock_replica::travel::marks::{Kind, Mark};
 use tidelock_storage::files::OpenFile;
@@ -51,37 +51,17 @@ pub enum Event {
         /// The answer.
         done: oneshot::Sender<io::Result<()>>,
     },
-    /// Recovers the group.
-    Recover {
-        /// The operator states that the primary is dead.
-        primary_declared_dead: bool,
-        /// To a point of the past; `None`: with everything that can be.
-        point: Option<Point>,
-        /// Also if some of it cannot be read.
-        accepts_damage: bool,
-        /// The answer.
-        done: oneshot::Sender<Result<Recovery, RecoverError>>,
+    /// An order that may have to wait.
+    Order {
+        /// The order.
+        order: Order,
+        /// The way back of its answer.
+        asker: Asker,
     },
     /// The disks of a recovered group; `None` if it is not recovered.
     Disks {
         /// The answer.
         done: oneshot::Sender<Option<LiveDisks>>,
-    },
-    /// Gives a member to a host.
-    MoveMember {
-        /// Which.
-        member: String,
-        /// The host.
-        to: String,
-        /// The answer.
-        done: oneshot::Sender<Result<Moved, MoveError>>,
-    },
-    /// Removes a member.
-    Remove {
-        /// Which.
-        member: String,
-        /// The answer.
-        done: oneshot::Sender<Result<(), RemoveError>>,
     },
     /// The past as it is now.
     History {

@@ -18,6 +18,7 @@
 //! | [`views`] | views of the past that are open |
 //! | [`snapshots`] | snapshots that are made and kept |
 //! | [`qemu`] | QEMU's tools for its image formats |
+//! | `orders` | orders of operators that may have to wait in their group |
 //! | `recovering` | a recovery, from the checks before the fence to the offer of its disks |
 //! | `repair` | cutting a journal that cannot be opened |
 //! | [`travel`] | requests about the past |
@@ -41,6 +42,7 @@ pub mod machines;
 pub mod metrics;
 pub mod nbd;
 pub mod nbd_client;
+mod orders;
 pub mod owner;
 pub mod past;
 mod peer;

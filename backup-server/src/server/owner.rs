@@ -78,6 +78,7 @@ impl Owner {
             past: None,
             covering: BTreeMap::new(),
             folder: None,
+            sync: None,
             alive: Arc::default(),
             broken_because: None,
         };
@@ -93,10 +94,19 @@ impl Owner {
                 self.handle(event);
             }
             self.state.turn(clock::now(), &mut self.driver);
+            self.sync();
             if self.state.came_to_nothing() && self.driver.inbox.close_if_empty() {
                 // An attachment that was refused: no group came of it.
                 return;
             }
+        }
+    }
+
+    /// Makes durable what the turn has written. Everything that arrives meanwhile waits in the inbox.
+    fn sync(&mut self) {
+        if let Some((generation, job)) = self.driver.sync.take() {
+            let end = job.run();
+            self.state.synced(generation, end, clock::now(), &mut self.driver);
         }
     }
 
@@ -127,12 +137,13 @@ impl Owner {
                 state.open_if_broken(now, driver);
                 let _ = done.send(());
             }
-            event @ Event::Recover { .. } => {
-                state.prepare_recovery(now, driver);
-                self.answer(event);
-            }
+            Event::Order { order, asker } => state.order(order, asker, now),
             event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
                 self.marks(event);
+            }
+            query @ Event::History { .. } => {
+                state.settle(now, driver);
+                self.answer(query);
             }
             query => self.answer(query),
         }

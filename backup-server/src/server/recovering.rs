@@ -1,18 +1,20 @@
-//! `recover`: the checks before the fence, the wait for leases that may hold, the recovery, the offer of its disks.
+//! `recover`: the checks before the fence, the order to the group, which waits for leases that may hold, the offer of
+//! its disks.
 
-use super::control::{COUNTDOWN, Reply, ask, damaged, group_status, reply};
+use super::control::{Reply, ask, damaged, group_status};
 use super::exports::Exports;
 use super::inbox::{DamagedAsk, Event};
+use super::orders::order;
 use super::registry::Registry;
 use super::travel;
 use std::io;
-use std::time::Duration;
 use tidelock_replica::group::{GroupStatus, HostStatus, RecoverError};
+use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::history::Point;
 use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::when::When;
+use tokio::io::AsyncBufRead;
 use tokio::net::unix::OwnedWriteHalf;
-use tokio::time::{Instant, sleep};
 
 /// An operator's answers.
 pub(super) struct RecoverHow {
@@ -29,6 +31,7 @@ pub(super) async fn recover(
     group: &str,
     how: RecoverHow,
     at: Option<When>,
+    reader: &mut (impl AsyncBufRead + Unpin),
     writer: &mut OwnedWriteHalf,
 ) -> io::Result<Reply> {
     let kept = match at {
@@ -44,8 +47,6 @@ pub(super) async fn recover(
     {
         return Ok(Reply::Error { reason });
     }
-    let began = Instant::now();
-    let mut has_looked_again = false;
     if let Err(reason) = ask(registry, group, |done| Event::OpenAgain { done }).await {
         return Ok(Reply::Error { reason });
     }
@@ -61,42 +62,25 @@ pub(super) async fn recover(
     if how.primary_is_dead && !how.although_connected && is_new && !hosts.is_empty() {
         return Ok(Reply::Connected { hosts });
     }
+    let mut has_looked_again = false;
     loop {
-        let point = kept.as_ref().map(|(point, _hold)| point.clone());
-        let event = |done| Event::Recover {
+        let recover = Order::Recover {
             primary_declared_dead: how.primary_is_dead,
-            point,
+            point: kept.as_ref().map(|(point, _hold)| point.clone()),
             accepts_damage: how.accept_damage,
-            done,
         };
-        let recovery = match ask(registry, group, event).await {
-            Ok(Ok(recovery)) => recovery,
-            Ok(Err(RecoverError::Grace { remaining_ms, kept_by })) => {
-                // With part of the group switched over, the operator already knows the hosts that are waited for.
-                if kept_by.is_empty()
-                    && let Ok(now) = group_status(registry, group).await
-                    && let Some(host) = now.hosts.iter().find(|host| has_spoken_since(host, began))
-                {
-                    return Ok(Reply::Error { reason: lives(group, host) });
-                }
-                // Fails when the command line is gone: the recovery ends then.
-                reply(writer, &Reply::Waiting { remaining_ms, kept_by }).await?;
-                sleep(COUNTDOWN.min(Duration::from_millis(remaining_ms))).await;
-                continue;
-            }
-            // The journal may be making room by itself, by shortening the window.
-            Ok(Err(error @ RecoverError::NoRoom(_))) => {
-                reply(writer, &Reply::NoRoom { reason: error.to_string() }).await?;
-                sleep(COUNTDOWN).await;
-                continue;
-            }
+        let recovery = match order(registry, group, recover, reader, writer).await? {
+            Ok(Answer::Recovered(Ok(recovery))) => recovery,
             // A disk that did not read for a while has damaged nothing.
-            Ok(Err(RecoverError::Damaged(_))) if !has_looked_again => {
+            Ok(Answer::Recovered(Err(RecoverError::Damaged(_)))) if !has_looked_again => {
                 has_looked_again = true;
                 damaged(registry, group, DamagedAsk::Check).await;
                 continue;
             }
-            Ok(Err(error)) => return Ok(Reply::Error { reason: error.to_string() }),
+            Ok(Answer::Recovered(Err(error))) => {
+                return Ok(Reply::Error { reason: error.to_string() });
+            }
+            Ok(_) => unreachable!("a recovery was ordered"),
             Err(reason) => return Ok(Reply::Error { reason }),
         };
         return Ok(match exports.offer(group).await {
@@ -110,25 +94,6 @@ pub(super) async fn recover(
 /// Connected, and heard within the grace: a connection may outlive its host by minutes.
 fn is_alive(group: &GroupStatus, host: &HostStatus) -> bool {
     host.is_connected && host.heard_ago_ms.is_some() && group.grace_remaining_ms > 0
-}
-
-/// Messages that a host had sent before the disaster arrive within this time; later ones show that it lives.
-const ON_ITS_WAY_MAX: Duration = Duration::from_secs(3);
-
-fn has_spoken_since(host: &HostStatus, began: Instant) -> bool {
-    let heard_ago = host.heard_ago_ms.map(Duration::from_millis);
-    let waited = began.elapsed();
-    heard_ago.is_some_and(|ago| host.is_connected && ago + ON_ITS_WAY_MAX < waited)
-}
-
-fn lives(group: &str, host: &HostStatus) -> String {
-    let HostStatus { host, heard_ago_ms, .. } = host;
-    let ago = heard_ago_ms.unwrap_or(0) as f64 / 1e3;
-    format!(
-        "the primary lives: {host} was heard {ago:.1} s ago, after this recovery was asked for. Nothing was changed. To \
-         move the group here with nothing lost, run `tidelock switchover {group}` on {host}. If {host} must not go on, \
-         stop it or cut it off, and ask again"
-    )
 }
 
 /// Tells an operator the outcome of a recovery, or its refusal, and changes nothing.

@@ -190,30 +190,21 @@ pub fn transaction(
     block
 }
 
-/// A whole new file with one transaction and a map of these entries, from the first slot on.
+/// A whole new file with one transaction and an empty map.
 #[must_use]
-pub fn new_file(
-    id: u64,
-    geometry: &Geometry,
-    identity: &Identity,
-    head: &Head,
-    entries: &[Entry],
-) -> Vec<u8> {
+pub fn new_file(id: u64, geometry: &Geometry, identity: &Identity, head: &Head) -> Vec<u8> {
     assert!(geometry.is_sound() && head.number == 1);
-    assert!(entries.len() <= UPDATES_MAX.min(geometry.slots as usize));
     let mut file = vec![0; geometry.file_bytes() as usize];
     let superblock = superblock(id, geometry, identity);
     for copy in 0..SUPERBLOCKS as usize {
         put(&mut file, copy * BLOCK_BYTES, &superblock);
     }
-    let updates: Vec<_> = (0..).zip(entries.iter().copied().map(Some)).collect();
-    let slot = |slot: u32| entries.get(slot as usize).copied();
-    let first = transaction(id, geometry, head, &updates, slot);
+    let first = transaction(id, geometry, head, &[], |_| None);
     put(&mut file, geometry.place_of(head.number) as usize, &first);
     file
 }
 
-/// What a file says, if it is the log of these disks, no larger than they are now, and whole.
+/// What a file says, if it is the log of these disks at their size, and whole. A disk may have been removed since.
 pub fn read(file: &[u8], expected: &Identity) -> Result<Found, Unusable> {
     let damaged = |what: &str| Err(Unusable::Damaged(what.to_owned()));
     let mut superblocks = file.chunks_exact(BLOCK_BYTES).take(SUPERBLOCKS as usize);
@@ -279,7 +270,7 @@ fn read_superblock(
     let is_same = |(nth, (disk, name, size_bytes)): (usize, &(DiskId, String, u64))| {
         let at = DISKS_AT + nth * DISK_BYTES;
         u16_at(block, at) == disk.0
-            && (disk_bytes(nth) <= *size_bytes || *size_bytes == 0)
+            && (disk_bytes(nth) == *size_bytes || *size_bytes == 0)
             && block[at + 16..at + 24] == name_digest(name)
     };
     let same_count = usize::from(u16_at(block, 26)) == expected.disks.len();

@@ -4,9 +4,8 @@
 use super::ActivityLog;
 use super::comparing::Before;
 use super::format::{self, Found, Head, Identity, Unusable};
-use super::geometry::{Entry, Geometry, UPDATES_MAX};
+use super::geometry::{Entry, Geometry};
 use super::table::Table;
-use crate::sequencer::Extent;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
 
 /// How the run before ended.
@@ -54,8 +53,6 @@ pub struct Opening {
     pub log: ActivityLog,
     /// The change.
     pub change: FileChange,
-    /// Disks have grown since a clean end. The map has what is new, so this run must say that its disks may differ.
-    pub has_grown: bool,
 }
 
 /// Opens the log of a member for the run `incarnation`. `geometry` is that of a new file; a map that
@@ -73,9 +70,9 @@ pub fn open(
         identity.disks.iter().enumerate().all(|(nth, disk)| usize::from(disk.0.0) == nth);
     assert!(numbered, "disks are numbered in order");
     let new = |head: Head| {
-        let file = format::new_file(incarnation.0, &geometry, identity, &head, &[]);
+        let file = format::new_file(incarnation.0, &geometry, identity, &head);
         let log = ActivityLog::on(geometry, incarnation.0, head, disk_bytes.clone());
-        Opening { log, change: FileChange::Replace(file), has_grown: false }
+        Opening { log, change: FileChange::Replace(file) }
     };
     let nothing = Head {
         number: 1,
@@ -86,28 +83,11 @@ pub fn open(
         everything: true,
         age: 0,
     };
-    let is_removed =
-        |((.., size_bytes), had_bytes): (&(DiskId, String, u64), &u64)| size_bytes < had_bytes;
-    let has_shrunk = found
-        .as_ref()
-        .is_ok_and(|found| identity.disks.iter().zip(&found.disk_bytes).any(is_removed));
-    let grown = found.as_ref().map_or(Vec::new(), |found| grown(&geometry, identity, found));
+    let is_removed = |((.., now), had): (&(DiskId, String, u64), &u64)| now < had;
+    let lacks_one = |found: &Found| identity.disks.iter().zip(&found.disk_bytes).any(is_removed);
     let found = match (found, last_end) {
-        (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq })
-            if grown.len() <= UPDATES_MAX.min(geometry.slots as usize / 2) =>
-        {
-            let head = Head { confirmed, epoch, covered: seq, everything: false, ..nothing };
-            let mut opening = new(head);
-            if !grown.is_empty() {
-                let file = format::new_file(incarnation.0, &geometry, identity, &head, &grown);
-                opening.change = FileChange::Replace(file);
-                let mut slots = vec![None; geometry.slots as usize];
-                slots.iter_mut().zip(grown).for_each(|(slot, entry)| *slot = Some(entry));
-                opening.log.inherit(&slots);
-                opening.log.before = Some(Before::of(&head));
-                opening.has_grown = true;
-            }
-            return opening;
+        (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq }) => {
+            return new(Head { confirmed, epoch, covered: seq, everything: false, ..nothing });
         }
         (Ok(found), LastEnd::Unclean { runs })
             if !runs.contains(&found.head.confirmed) || found.head.confirmed == Incarnation(0) =>
@@ -116,8 +96,8 @@ pub fn open(
             opening.log.unusable = Some(Unusable::Foreign("run of the daemon").to_string());
             return opening;
         }
-        (Ok(found), LastEnd::Unclean { .. }) if grown.is_empty() && !has_shrunk => found,
-        (Ok(_), _) => {
+        (Ok(found), LastEnd::Unclean { .. }) if !lacks_one(&found) => found,
+        (Ok(_), LastEnd::Unclean { .. }) => {
             let mut opening = new(nothing);
             let why = Unusable::Foreign(format::OTHER_DISKS);
             opening.log.unusable = Some(why.to_string());
@@ -139,19 +119,7 @@ pub fn open(
     let slot = |slot: u32| slots[slot as usize];
     let block = format::transaction(id, &geometry, &head, &[], slot);
     let offset = geometry.place_of(head.number);
-    Opening { log, change: FileChange::Append { offset, block }, has_grown: false }
-}
-
-/// What the disks have that they had not when the log was made.
-fn grown(geometry: &Geometry, identity: &Identity, found: &Found) -> Vec<Entry> {
-    let sizes = identity.disks.iter().zip(&found.disk_bytes);
-    let new = sizes.filter(|((.., size_bytes), had_bytes)| size_bytes > had_bytes);
-    let extent = |((disk, _, size_bytes), had_bytes): (&(DiskId, String, u64), &u64)| Extent {
-        disk: *disk,
-        offset: *had_bytes,
-        len_bytes: size_bytes - had_bytes,
-    };
-    new.map(extent).flat_map(|extent| geometry.entries_of(extent)).collect()
+    Opening { log, change: FileChange::Append { offset, block } }
 }
 
 impl ActivityLog {

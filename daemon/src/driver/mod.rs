@@ -1,202 +1,134 @@
 //! The drivers of the loops: of an owner loop (one thread per member), and of the link ([`link`], one for the host).
 //!
-//! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one io_uring; a round is one
-//! system call. What has ended is told to the loop ([`crate::owner::Owner`]), which then takes its turn.
+//! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one ring. What has ended is
+//! told to the loop ([`crate::owner::Owner`]) and its tap, which then take their turn. [`RingDriver`] does so on any
+//! ring ([`IoRing`]); [`thread`] is the member's thread around it, where the ring is an io_uring and a round is one
+//! system call.
 
 mod disk;
 pub mod link;
+pub mod ring;
 mod sockets;
-mod token;
+pub mod thread;
+pub mod token;
 
 pub use disk::DiskSetup;
 
-use crate::activity::place::LogPlace;
-use crate::clock;
 use crate::link::port::ToLink;
 use crate::nbd_tap::NbdTap;
-use crate::owner::Clocks;
 use crate::owner::driver::{DiskOp, Driver, Taking, Timer};
-use crate::owner::{Owner, OwnerParts, ToOwner};
-use crate::sequencer::{DiskError, RequestId};
+use crate::owner::{Clocks, Owner};
+use crate::sequencer::{Action, DiskError, RequestId};
 use bytes::Bytes;
+use ring::{Around, IoRing};
 use sockets::Sockets;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use thiserror::Error;
-use tidelock_protocol::ids::Channel;
-use tidelock_storage::files::Files;
-use tidelock_uring::{
-    AlignedBuf, BufPool, Buffer, Completion, Durability, EventFd, FallocateMode, LocalFile, Ring,
-    RingError, SharedFd, SyncKind,
-};
+use tidelock_planted::Bug;
+use tidelock_uring::{AlignedBuf, BufPool, Buffer, Completion, Durability, FallocateMode};
 use token::Token;
-use tokio::sync::{Notify, mpsc};
-
-/// Operations that fit into one submission.
-const RING_ENTRIES: u32 = 512;
-
-/// The activity log's file, open.
-#[derive(Debug)]
-pub struct LogFile {
-    /// The file, locked.
-    pub file: LocalFile,
-    /// Its place.
-    pub place: LogPlace<Files>,
-}
-
-/// The parts of a member's thread.
-pub struct Parts {
-    /// The loop.
-    pub owner: OwnerParts<Arc<LocalFile>>,
-    /// The sockets of its disks, by id.
-    pub disks: Vec<DiskSetup>,
-    /// The activity log's file, if there is one.
-    pub log_file: Option<LogFile>,
-    /// Messages for the loop.
-    pub messages: Receiver<ToOwner>,
-    /// Signalled when there is something.
-    pub wake: EventFd,
-    /// To the link.
-    pub link: mpsc::UnboundedSender<(Channel, ToLink)>,
-    /// The member's number there.
-    pub channel: Channel,
-    /// Told when writes wait for a higher ceiling of their times.
-    pub ceiling_wanted: Arc<Notify>,
-}
-
-/// Why a member's thread has ended.
-#[derive(Debug, Error)]
-pub enum DriverError {
-    /// There is no ring.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// The loop cannot go on, or the ring.
-    #[error(transparent)]
-    Loop(#[from] io::Error),
-}
 
 /// One member's ring, and what it is for.
-pub struct UringDriver {
-    ring: Ring,
+pub struct RingDriver<R: IoRing, A> {
+    /// The ring.
+    pub ring: R,
+    /// The daemon around the loop.
+    pub around: A,
     pool: BufPool,
-    /// The sockets of disks, by their numbers.
-    listeners: Vec<SharedFd>,
-    tap: NbdTap<SharedFd, Arc<LocalFile>>,
-    log_file: Option<LogFile>,
-    link: mpsc::UnboundedSender<(Channel, ToLink)>,
-    channel: Channel,
-    ceiling_wanted: Arc<Notify>,
+    /// The sockets of disks, by their places.
+    listeners: Vec<R::Fd>,
+    tap: NbdTap<R::Fd, R::File>,
+    /// The activity log's file, if there is one.
+    log_file: Option<R::Fd>,
 }
 
-/// Runs a member's loop until it has ended. `wake` and sockets are looked at on this thread alone.
-pub fn run(parts: Parts) -> Result<(), DriverError> {
-    let Parts { owner: of_owner, disks, log_file, messages, wake, .. } = parts;
-    let mut ring = Ring::new(RING_ENTRIES)?;
-    tracing::debug!(member = of_owner.member, ring = ?ring.mode(), "owner loop");
-    ring.wait_event(Token::Wake.to_u64(), &wake);
-    let listeners = disks.iter().map(|disk| disk.listener.clone()).collect();
-    let tap = NbdTap::new(
-        of_owner.member.clone(),
-        disks.into_iter().map(|disk| disk.tap).collect(),
-        of_owner.pool.clone(),
-        of_owner.stats.clone(),
-        clock::mono_now(),
-    );
-    let driver = UringDriver {
-        ring,
-        pool: of_owner.pool.clone(),
-        listeners,
-        tap,
-        log_file,
-        link: parts.link,
-        channel: parts.channel,
-        ceiling_wanted: parts.ceiling_wanted,
-    };
-    let mut owner = Owner::new(of_owner, driver, clocks());
-    owner.begin();
-    let ended = run_rounds(&mut owner, &messages, &wake);
-    let (tap, mut sockets) = owner.driver().tap();
-    tap.hang_up_all(&mut sockets);
-    Ok(ended?)
+/// Tells the loop the time.
+pub fn set_time<R: IoRing, A: Around>(owner: &mut Owner<RingDriver<R, A>>, clocks: Clocks) {
+    owner.set_time(clocks);
+    owner.driver().tap.set_now(clocks.now);
 }
 
-fn run_rounds(
-    owner: &mut Owner<UringDriver>,
-    messages: &Receiver<ToOwner>,
-    wake: &EventFd,
-) -> io::Result<()> {
-    while !owner.has_ended() {
-        owner.driver().ring.submit_and_wait(1)?;
-        let clocks = clocks();
-        owner.set_time(clocks);
-        owner.driver().tap.set_now(clocks.now);
-        while let Some(completion) = owner.driver().ring.next_completion() {
-            match Token::from_u64(completion.token) {
-                Token::Wake => {
-                    owner.driver().ring.wait_event(completion.token, wake);
-                    messages.try_iter().for_each(|message| owner.hear(message));
-                }
-                Token::Timer(timer) => owner.due(timer),
-                Token::Disk(op) => ended(owner, op, completion),
-                token => owner.driver().client_event(token, completion),
-            }
-            take_requests(owner);
+/// An operation of the loop or of its tap has ended.
+pub fn completed<R: IoRing, A: Around>(
+    owner: &mut Owner<RingDriver<R, A>>,
+    completion: Completion<R::Fd>,
+) {
+    let Completion { token, result, buffer } = completion;
+    match Token::from_u64(token) {
+        Token::Timer(timer) => owner.due(timer),
+        Token::Disk(op) => {
+            let buffer = match buffer {
+                Buffer::Aligned(buf) => Some(buf),
+                _ => None,
+            };
+            owner.completed(op, result, buffer);
         }
+        Token::Accept(disk) => {
+            let (tap, mut sockets) = owner.driver().tap();
+            tap.accepted(&mut sockets, disk, result.map(|_| buffer.into_fd()));
+        }
+        Token::Receive(id) => {
+            let (tap, mut sockets) = owner.driver().tap();
+            tap.received(&mut sockets, id, result, buffer.into_aligned());
+        }
+        Token::Send(id) => owner.driver().tap.sent(id, result, buffer.into_many()),
+        Token::Clients => {
+            let (tap, mut sockets) = owner.driver().tap();
+            tap.look(&mut sockets);
+        }
+        Token::Wake => unreachable!("the thread's"),
+    }
+    take_requests(owner);
+}
+
+/// The loop does what follows from all that it was told, and answers leave.
+pub fn turn<R: IoRing, A: Around>(owner: &mut Owner<RingDriver<R, A>>) -> io::Result<()> {
+    owner.turn()?;
+    owner.driver().send_replies();
+    // A connection may have had room for more requests.
+    while take_requests(owner) && !owner.has_ended() {
         owner.turn()?;
         owner.driver().send_replies();
-        // A connection may have had room for more requests.
-        while take_requests(owner) && !owner.has_ended() {
-            owner.turn()?;
-            owner.driver().send_replies();
-        }
     }
     Ok(())
 }
 
-fn clocks() -> Clocks {
-    Clocks { now: clock::mono_now(), wall_ms: clock::wall_ms() }
-}
-
-fn ended(owner: &mut Owner<UringDriver>, op: DiskOp, completion: Completion) {
-    let buffer = match completion.buffer {
-        Buffer::Aligned(buf) => Some(buf),
-        _ => None,
-    };
-    owner.completed(op, completion.result, buffer);
+/// The loop has ended, or is to: clients' connections are closed.
+pub fn end<R: IoRing, A: Around>(owner: &mut Owner<RingDriver<R, A>>) {
+    let (tap, mut sockets) = owner.driver().tap();
+    tap.hang_up_all(&mut sockets);
 }
 
 /// Returns whether there were any.
-fn take_requests(owner: &mut Owner<UringDriver>) -> bool {
+fn take_requests<R: IoRing, A: Around>(owner: &mut Owner<RingDriver<R, A>>) -> bool {
     let mut asked = std::mem::take(owner.driver().tap.asked());
     let any = !asked.is_empty();
-    asked.drain(..).for_each(|request| owner.ask(request));
+    for request in asked.drain(..) {
+        let RingDriver { around, tap, .. } = owner.driver();
+        around.observe_request(&request, || tap.origin(request.id));
+        owner.ask(request);
+    }
     // Its memory is used again.
     *owner.driver().tap.asked() = asked;
     any
 }
 
-impl UringDriver {
-    fn tap(&mut self) -> (&mut NbdTap<SharedFd, Arc<LocalFile>>, Sockets<'_>) {
-        (&mut self.tap, Sockets { ring: &mut self.ring, listeners: &self.listeners })
+impl<R: IoRing, A: Around> RingDriver<R, A> {
+    /// The driver of a loop whose clients come to these sockets, in the order of the tap's disks.
+    pub fn new(
+        ring: R,
+        around: A,
+        pool: BufPool,
+        listeners: Vec<R::Fd>,
+        tap: NbdTap<R::Fd, R::File>,
+        log_file: Option<R::Fd>,
+    ) -> Self {
+        Self { ring, around, pool, listeners, tap, log_file }
     }
 
-    fn client_event(&mut self, token: Token, completion: Completion) {
-        let Completion { result, buffer, .. } = completion;
-        let (tap, mut sockets) = self.tap();
-        let sockets = &mut sockets;
-        match token {
-            Token::Accept(disk) => {
-                let accepted = result.map(|_| buffer.into_fd().map(Arc::new));
-                tap.accepted(sockets, disk, accepted);
-            }
-            Token::Receive(id) => tap.received(sockets, id, result, buffer.into_aligned()),
-            Token::Send(id) => tap.sent(id, result, buffer.into_many()),
-            Token::Clients => tap.look(sockets),
-            Token::Wake | Token::Timer(_) | Token::Disk(_) => unreachable!("the loop's"),
-        }
+    fn tap(&mut self) -> (&mut NbdTap<R::Fd, R::File>, Sockets<'_, R>) {
+        (&mut self.tap, Sockets { ring: &mut self.ring, listeners: &self.listeners })
     }
 
     fn send_replies(&mut self) {
@@ -205,54 +137,48 @@ impl UringDriver {
     }
 }
 
-impl Driver for UringDriver {
-    type File = Arc<LocalFile>;
+impl<R: IoRing, A: Around> Driver for RingDriver<R, A> {
+    type File = R::File;
 
-    fn read(
-        &mut self,
-        op: DiskOp,
-        file: &Self::File,
-        buf: AlignedBuf,
-        range: Range<usize>,
-        at: u64,
-    ) {
-        self.ring.read(Token::Disk(op).to_u64(), file.fd(), buf, range, at);
+    fn read(&mut self, op: DiskOp, file: &R::File, buf: AlignedBuf, range: Range<usize>, at: u64) {
+        self.ring.read(Token::Disk(op).to_u64(), R::fd(file), buf, range, at);
     }
 
-    fn write(&mut self, op: DiskOp, file: &Self::File, data: Bytes, at: u64, how: Durability) {
-        self.ring.write(Token::Disk(op).to_u64(), file.fd(), data, at, how);
+    fn write(&mut self, op: DiskOp, file: &R::File, data: Bytes, at: u64, how: Durability) {
+        let how = if tidelock_planted::is(Bug::FuaForgotten) { Durability::Cached } else { how };
+        self.ring.write(Token::Disk(op).to_u64(), R::fd(file), data, at, how);
     }
 
-    fn zero(&mut self, op: DiskOp, file: &Self::File, mode: FallocateMode, range: Range<u64>) {
-        let (token, len_bytes) = (Token::Disk(op).to_u64(), range.end - range.start);
-        self.ring.fallocate(token, file.fd(), mode, range.start, len_bytes);
+    fn zero(&mut self, op: DiskOp, file: &R::File, mode: FallocateMode, range: Range<u64>) {
+        self.ring.zero(Token::Disk(op).to_u64(), R::fd(file), mode, range);
     }
 
-    fn sync(&mut self, op: DiskOp, file: &Self::File) {
-        self.ring.fsync(Token::Disk(op).to_u64(), file.fd(), SyncKind::Data);
+    fn sync(&mut self, op: DiskOp, file: &R::File) {
+        self.ring.sync(Token::Disk(op).to_u64(), R::fd(file));
     }
 
     fn write_log(&mut self, block: &[u8], at: u64) {
-        let file = &self.log_file.as_ref().expect("a log that is on has a file").file;
+        let file = self.log_file.as_ref().expect("a log that is on has a file");
         let data = self.pool.copy_of(block).freeze_all();
-        let token = Token::Disk(DiskOp::LogWrite).to_u64();
-        self.ring.write(token, file.fd(), data, at, Durability::Durable);
+        self.ring.write(
+            Token::Disk(DiskOp::LogWrite).to_u64(),
+            file,
+            data,
+            at,
+            Durability::Durable,
+        );
     }
 
     fn touch_log(&mut self) -> io::Result<()> {
-        use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-        let Some(LogFile { file, .. }) = &self.log_file else { return Ok(()) };
-        let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
-        let times =
-            Timestamps { last_access: time(UTIME_OMIT), last_modification: time(UTIME_NOW) };
-        Ok(rustix::fs::futimens(file.fd(), &times)?)
+        match &self.log_file {
+            Some(file) => self.ring.touch(file),
+            None => Ok(()),
+        }
     }
 
     fn remove_log(&mut self) -> io::Result<()> {
-        if let Some(LogFile { place, .. }) = &self.log_file {
-            let with_path =
-                |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", place.path().display()));
-            place.remove().map_err(with_path)?;
+        if self.log_file.is_some() {
+            self.around.remove_log()?;
             self.log_file = None;
         }
         Ok(())
@@ -272,6 +198,7 @@ impl Driver for UringDriver {
     }
 
     fn answer(&mut self, request: RequestId, answer: Result<Bytes, DiskError>) {
+        self.around.observe_answer(request, &answer);
         self.tap.reply(request, answer);
     }
 
@@ -289,11 +216,14 @@ impl Driver for UringDriver {
     }
 
     fn want_ceiling(&mut self) {
-        self.ceiling_wanted.notify_one();
+        self.around.want_ceiling();
+    }
+
+    fn observe(&mut self, action: &Action) {
+        self.around.observe(action);
     }
 
     fn to_link(&mut self, message: ToLink) {
-        // The link ends after the owner loops, or with the daemon.
-        let _ = self.link.send((self.channel, message));
+        self.around.to_link(message);
     }
 }

@@ -7,7 +7,7 @@ use tidelock_protocol::ids::DiskId;
 
 /// The purpose of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Token {
+pub enum Token {
     /// The wake-up.
     Wake,
     /// A timer of the loop.
@@ -28,7 +28,9 @@ impl Token {
     const KIND_SHIFT: u32 = 56;
     const DISK_SHIFT: u32 = 40;
 
-    pub(super) fn to_u64(self) -> u64 {
+    /// The number.
+    #[must_use]
+    pub fn to_u64(self) -> u64 {
         let (kind, id) = match self {
             Token::Wake => (0, 0),
             Token::Timer(Timer::Tick) => (1, 0),
@@ -50,7 +52,12 @@ impl Token {
         kind << Self::KIND_SHIFT | id
     }
 
-    pub(super) fn from_u64(token: u64) -> Token {
+    /// The purpose that has this number.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn from_u64(token: u64) -> Token {
         let id = token & ((1 << Self::KIND_SHIFT) - 1);
         match token >> Self::KIND_SHIFT {
             0 => Token::Wake,

@@ -3,7 +3,7 @@
 use crate::activity::place::LogPlace;
 use crate::activity::{Found, Geometry, Identity, Unusable, geometry};
 use crate::config::ActivitySettings;
-use crate::driver::LogFile;
+use crate::driver::thread::LogFile;
 use tidelock_storage::files::Files;
 use tidelock_uring::{FileError, LocalFile, OpenRequest};
 

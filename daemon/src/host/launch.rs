@@ -9,7 +9,7 @@ use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
-use crate::driver::{self, DiskSetup};
+use crate::driver::{DiskSetup, thread};
 use crate::group::GroupLoop;
 use crate::held_gate::PendingEntry;
 use crate::link::GateControl;
@@ -168,7 +168,7 @@ impl Launch<'_> {
         let (owner_stats, view, pulse) =
             (owner.stats.clone(), owner.view.clone(), owner.pulse.clone());
         let Self { link, channel, ceiling_wanted, failed, .. } = self;
-        let parts = driver::Parts {
+        let parts = thread::Parts {
             owner,
             disks: setups,
             log_file,
@@ -179,7 +179,7 @@ impl Launch<'_> {
             ceiling_wanted,
         };
         let thread = spawn(&format!("owner {name}"), move || {
-            if let Err(error) = driver::run(parts) {
+            if let Err(error) = thread::run(parts) {
                 let error = with_sources(&error);
                 report(&failed, HostError::Loop(format!("the loop of {name} ended: {error}")));
             }

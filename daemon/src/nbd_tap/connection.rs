@@ -1,24 +1,39 @@
 //! One NBD connection of a guest: what it asks, and what is sent to it.
 //!
 //! Small requests arrive many at a time in the staging buffer; the payload of a large write is
-//! received straight into the memory that the disk and the link will use. Bounded: beyond
-//! [`REQUESTS_MAX`] or its share of [`BYTES_MAX`] nothing more is read from the socket until answers have left.
+//! received straight into the memory that the disk and the link will use. Bounded: beyond its [`Limits`] nothing more
+//! is read from the socket until answers have left.
 
 use super::Network;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
 use tidelock_nbd::{Command, Errno, Event, ExportTable, Extent, ProtocolError, Request, Session};
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_uring::{AlignedBuf, BufPool, SEND_BUFS_MAX, SendBufs, skip_sent};
 
-/// Requests of one connection that are not answered.
-const REQUESTS_MAX: usize = 1024;
-/// Data of requests, and replies that are not sent, of all connections of a disk together; with
-/// each connection one request may come on top.
-const BYTES_MAX: usize = 64 << 20;
-/// What is received at a time.
-const STAGING_BYTES: usize = 128 << 10;
+/// Bounds of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests that are not answered.
+    pub requests_max: usize,
+    /// Data of requests, and replies that are not sent; one request may come on top.
+    pub bytes_max: usize,
+    /// Bytes that are received at a time.
+    pub staging_bytes: usize,
+}
+
+impl Limits {
+    /// Those of all connections of a disk together.
+    pub const OF_DISK: Self =
+        Self { requests_max: 1024, bytes_max: 64 << 20, staging_bytes: 128 << 10 };
+
+    /// The share of one of so many connections. Each may have as many requests as if it were alone.
+    pub(super) fn shared_by(self, connections_max: usize) -> Self {
+        Self { bytes_max: self.bytes_max / connections_max, ..self }
+    }
+}
 
 /// A connection's number; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,7 +88,7 @@ pub struct Connection<S> {
     socket: S,
     session: Session,
     accepted_at: MonoNanos,
-    bytes_max: usize,
+    limits: Limits,
     state: State,
     staging: Option<AlignedBuf>,
     staging_at: usize,
@@ -95,19 +110,20 @@ impl<S> Connection<S> {
         id: ConnectionId,
         disk: usize,
         socket: S,
-        (exports, connections_max): (ExportTable, usize),
+        exports: ExportTable,
+        limits: Limits,
         pool: &BufPool,
         now: MonoNanos,
     ) -> Self {
         Self {
             accepted_at: now,
-            bytes_max: BYTES_MAX / connections_max,
+            limits,
             id,
             disk,
             socket,
             session: Session::new(exports),
             state: State::Open,
-            staging: Some(pool.get(STAGING_BYTES)),
+            staging: Some(pool.get(limits.staging_bytes)),
             staging_at: 0,
             payload: None,
             receiving: None,
@@ -253,12 +269,14 @@ impl<S> Connection<S> {
     }
 
     fn is_full(&self) -> bool {
-        self.requests >= REQUESTS_MAX || self.request_bytes + self.out_bytes >= self.bytes_max
+        self.requests >= self.limits.requests_max
+            || self.request_bytes + self.out_bytes >= self.limits.bytes_max
     }
 
     /// Whether input had to wait for answers to leave, and need not any more.
     pub fn has_room_again(&mut self) -> bool {
         let again = self.busy && self.state == State::Open && !self.is_full() && self.is_flushed();
+        let again = again && !tidelock_planted::is(Bug::RoomForgotten);
         if again {
             self.busy = false;
         }

@@ -4,7 +4,7 @@
 mod connection;
 mod requests;
 
-pub use connection::ConnectionId;
+pub use connection::{ConnectionId, Limits};
 
 use crate::owner::driver::{DiskFile, GuestIo, GuestOp, Taking};
 use crate::sequencer::{DiskError, Extent, RequestId};
@@ -12,16 +12,17 @@ use crate::stats::OwnerStats;
 use bytes::Bytes;
 use connection::{Connection, Input};
 use requests::Requests;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidelock_nbd::{
-    BlockSize, Command, Errno, Export, ExportError, ExportTable, ExtentState, Features,
+    BlockSize, Command, Cookie, Errno, Export, ExportError, ExportTable, ExtentState, Features,
     ProtocolError, Request, Users,
 };
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::record::Payload;
@@ -150,11 +151,12 @@ pub struct NbdTap<S, F> {
     member: String,
     disks: Vec<TapDisk<F>>,
     pool: BufPool,
+    limits: Limits,
     stats: Arc<OwnerStats>,
     now: MonoNanos,
     taking: Taking,
     listens: bool,
-    connections: HashMap<ConnectionId, Connection<S>>,
+    connections: BTreeMap<ConnectionId, Connection<S>>,
     next_connection: u64,
     requests: Requests,
     /// Requests that the loop has not taken yet.
@@ -178,6 +180,7 @@ impl<S, F: DiskFile> NbdTap<S, F> {
         member: String,
         disks: Vec<TapDisk<F>>,
         pool: BufPool,
+        limits: Limits,
         stats: Arc<OwnerStats>,
         now: MonoNanos,
     ) -> Self {
@@ -185,11 +188,12 @@ impl<S, F: DiskFile> NbdTap<S, F> {
             member,
             disks,
             pool,
+            limits,
             stats,
             now,
             taking: Taking::Nothing,
             listens: false,
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             next_connection: 0,
             requests: Requests::default(),
             asked: Vec::new(),
@@ -210,6 +214,12 @@ impl<S, F: DiskFile> NbdTap<S, F> {
     /// Requests that the owner loop has not been told of.
     pub fn asked(&mut self) -> &mut Vec<GuestIo> {
         &mut self.asked
+    }
+
+    /// The connection that an open request has come on, and its client's name for it.
+    #[must_use]
+    pub fn origin(&self, request: RequestId) -> (ConnectionId, Cookie) {
+        self.requests.origin(request)
     }
 
     /// True if every answer has been sent.
@@ -267,8 +277,9 @@ impl<S, F: DiskFile> NbdTap<S, F> {
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
         let of_disk = &self.disks[disk];
-        let offer = (of_disk.exports.clone(), of_disk.connections_max());
-        let connection = Connection::new(id, disk, socket, offer, &self.pool, self.now);
+        let limits = self.limits.shared_by(of_disk.connections_max());
+        let exports = of_disk.exports.clone();
+        let connection = Connection::new(id, disk, socket, exports, limits, &self.pool, self.now);
         self.connections.insert(id, connection);
         self.stats.connections.fetch_add(1, Ordering::Relaxed);
         self.touched.push(id);
@@ -423,6 +434,9 @@ impl<S, F: DiskFile> NbdTap<S, F> {
     fn take_request(&mut self, id: ConnectionId, request: Request, data: Option<Payload>) {
         let connection = self.connections.get_mut(&id).expect("looked up by the caller");
         connection.begin(&request);
+        if request.command == Command::Write && tidelock_planted::is(Bug::RepliedBeforeWritten) {
+            connection.reply(&request, Ok(()));
+        }
         let disk = &self.disks[connection.disk()];
         let fua = request.flags.fua();
         let op = match request.command {
@@ -453,6 +467,8 @@ impl<S, F: DiskFile> NbdTap<S, F> {
         let (id, request) = self.requests.end(request);
         let Some(connection) = self.connections.get_mut(&id) else { return };
         match answer {
+            _ if request.command == Command::Write
+                && tidelock_planted::is(Bug::RepliedBeforeWritten) => {}
             Ok(data) if request.command == Command::Read => connection.reply_data(&request, data),
             Ok(_) => connection.reply(&request, Ok(())),
             Err(error) => connection.reply(&request, Err(Errno::from_os(error.0))),
@@ -484,7 +500,7 @@ impl<S, F: DiskFile> NbdTap<S, F> {
 
     /// The loop has ended: nothing is answered any more.
     pub fn hang_up_all(&mut self, network: &mut impl Network<Socket = S>) {
-        for (_, connection) in self.connections.drain() {
+        for connection in std::mem::take(&mut self.connections).into_values() {
             connection.hang_up(network);
         }
         self.requests.give_up_all();

@@ -2,7 +2,7 @@
 
 use super::ConnectionId;
 use crate::sequencer::RequestId;
-use tidelock_nbd::Request;
+use tidelock_nbd::{Cookie, Request};
 
 /// The table. Dropping it while requests are open is a bug: each must be ended, or given up by
 /// name.
@@ -26,6 +26,12 @@ impl Requests {
                 RequestId(self.slots.len() as u64 - 1)
             }
         }
+    }
+
+    /// The connection of an open request, and its name there.
+    pub fn origin(&self, request: RequestId) -> (ConnectionId, Cookie) {
+        let (id, request) = self.slots[request.0 as usize].as_ref().expect("an open request");
+        (*id, request.cookie)
     }
 
     /// The request is about to be answered, or nobody is there to hear the answer.

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -101,9 +102,9 @@ pub enum PollFor {
     Writable,
 }
 
-/// What comes back with a completion, whatever the result.
+/// What comes back with a completion, whatever the result. `F`: a descriptor.
 #[derive(Debug)]
-pub enum Buffer {
+pub enum Buffer<F = SharedFd> {
     /// The operation held no buffer.
     None,
     /// The buffer of a read or receive; its length covers what arrived.
@@ -113,10 +114,10 @@ pub enum Buffer {
     /// The parts of a send, as they were given.
     Many(SendBufs),
     /// The connection that was accepted.
-    Fd(OwnedFd),
+    Fd(F),
 }
 
-impl Buffer {
+impl<F: Debug> Buffer<F> {
     /// The buffer of a read or receive.
     ///
     /// # Panics
@@ -151,7 +152,7 @@ impl Buffer {
     }
 
     /// The accepted connection; `None` if there is none (the accept failed).
-    pub fn into_fd(self) -> Option<OwnedFd> {
+    pub fn into_fd(self) -> Option<F> {
         match self {
             Buffer::Fd(fd) => Some(fd),
             _ => None,
@@ -161,14 +162,14 @@ impl Buffer {
 
 /// The end of one operation.
 #[derive(Debug)]
-pub struct Completion {
+pub struct Completion<F = SharedFd> {
     /// What the caller named the operation.
     pub token: u64,
     /// Bytes moved for reads, writes, receives and sends, which may be fewer than asked for; the
     /// ready bits for a poll; otherwise 0. `ECANCELED` after a cancel.
     pub result: io::Result<u32>,
     /// What the operation held.
-    pub buffer: Buffer,
+    pub buffer: Buffer<F>,
 }
 
 /// A heap value whose address stays valid for the kernel when its owner moves.
@@ -276,7 +277,7 @@ impl Op {
                 Ok(fd) => {
                     result = Ok(0);
                     // SAFETY: a successful accept returns a new descriptor, reported only here.
-                    Buffer::Fd(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+                    Buffer::Fd(Arc::new(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
                 }
                 Err(_) => Buffer::None,
             },

@@ -192,7 +192,7 @@ fn accepts_connections() {
         let completion = complete_one(ring);
         assert_eq!(completion.result.unwrap(), 0);
         let connection = completion.buffer.into_fd().expect("a connection");
-        ring.send(2, &Arc::new(connection), SendBufs::from_iter([Bytes::from_static(b"hello")]));
+        ring.send(2, &connection, SendBufs::from_iter([Bytes::from_static(b"hello")]));
         assert_eq!(complete_one(ring).result.unwrap(), 5);
         let mut greeting = String::new();
         client.read_to_string(&mut greeting).unwrap();

@@ -18,6 +18,14 @@ pub enum Bug {
     /// A time from another host's clock is adopted even above the ceiling on record, so times may fall after a restart.
     CeilingPassed,
 
+    // NBD tap and its driver.
+    /// Breaks the promise of a completion: a write is replied to when it is taken.
+    RepliedBeforeWritten,
+    /// Breaks the promise of FUA: a local write is not durable when it ends.
+    FuaForgotten,
+    /// Breaks rule 8: a connection that was full is not read again.
+    RoomForgotten,
+
     // Activity log.
     /// Breaks rule 6: an extent leaves the map before the backup has what was written in it.
     ActivityForgotten,
@@ -109,6 +117,12 @@ pub enum Bug {
     NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
+    /// Breaks rule 4: a recovery does not wait for the end of the old primary's lease.
+    GraceCutShort,
+    /// Breaks rule 8: a recovery that waits is not looked at when its deadline has come.
+    DeadlineForgotten,
+    /// Breaks rule 4: a recovery that waits goes ahead although whoever has asked for it is gone.
+    RecoveredForNobody,
     /// Breaks rules 4 and 11: a peer speaks for any host, whatever its certificate says.
     CertificateIgnored,
     /// Breaks rules 3 and 11: records are taken from connections that have no member attached, or not any more.

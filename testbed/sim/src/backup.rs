@@ -1,11 +1,12 @@
-//! The backup server: production's loop of each group on a disk in memory, with simulated connections, a thread for each
-//! that is busy while it syncs, and jobs that end later.
+//! The backup server: production's loop of each group on a disk in memory, with simulated connections, syncs that end
+//! late while everything else goes on, and jobs that end later.
 
 use crate::failure::{Checked, Checker, check};
-use crate::group_driver::{GroupRun, Seen};
+use crate::group_driver::{Asker, GroupRun, Seen};
 use crate::hearsay::Said;
 use crate::lying::is_of_liar;
 use crate::net::ConnId;
+use crate::operators::Operators;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
@@ -20,11 +21,11 @@ use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::ConnectionError;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{Group, GroupOptions, Link, Output};
-use tidelock_replica::group_loop::{HostEvent, JobEnd};
+use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
 use tidelock_replica::history::Point;
 use tidelock_storage::Storage;
-use tidelock_storage::memory::{Faults, Memory};
-use tidelock_store::journal;
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
+use tidelock_store::journal::{self, Durable, JournalError, SyncJob};
 
 /// The end of a job beside a group's loop.
 #[derive(Debug)]
@@ -35,6 +36,24 @@ pub struct JobDone {
     end: JobEnd<<Memory as Storage>::File>,
 }
 
+/// A sync that runs.
+#[derive(Debug)]
+enum Syncing {
+    /// It makes durable what it covers when it ends.
+    Runs(SyncJob<MemoryFile>),
+    /// It has, and nobody has heard of it.
+    Ended(Result<Durable, JournalError>),
+}
+
+/// An event that waits for a group's thread.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    /// Of a host's connection.
+    Host(HostEvent),
+    /// An operator's order.
+    Order(Order, Asker),
+}
+
 /// One group at the backup.
 #[derive(Debug)]
 pub struct GroupSlot {
@@ -42,17 +61,16 @@ pub struct GroupSlot {
     pub storage: Memory,
     /// Its loop, while the server runs.
     pub(crate) run: Option<GroupRun>,
-    pub(crate) inbox: VecDeque<HostEvent>,
+    pub(crate) inbox: VecDeque<Incoming>,
     /// Room for frames that wait.
     room: InputRoom,
     /// Until then no sync of its disk ends.
     pub(crate) hangs_until_ns: u64,
-    /// Its thread waits for the disk.
-    busy: bool,
+    /// A sync that runs: the how manieth, and the opening of the group that has begun it.
+    syncing: Option<(u64, u64, Syncing)>,
+    syncs: u64,
     /// When its thread looks, if that is planned.
     due_at_ns: Option<u64>,
-    /// Something came while it was busy.
-    again: bool,
     /// It is open, as far as the checkers have heard.
     is_open: bool,
     /// How often the group has come to another site.
@@ -99,6 +117,8 @@ pub struct GroupSlot {
     pub(crate) vms: BTreeMap<Link, usize>,
     /// For the checkers: what members have said that they do without the backup.
     pub(crate) said: Said,
+    /// Those who order recoveries of it.
+    pub(crate) operators: Operators,
 }
 
 /// The server.
@@ -149,9 +169,9 @@ impl GroupSlot {
             inbox: VecDeque::new(),
             room: InputRoom::new(INBOX_MAX_BYTES),
             hangs_until_ns: 0,
-            busy: false,
+            syncing: None,
+            syncs: 0,
             due_at_ns: None,
-            again: false,
             is_open: false,
             home: 0,
             opening,
@@ -175,6 +195,7 @@ impl GroupSlot {
             attaches: BTreeMap::new(),
             vms: BTreeMap::new(),
             said: Said::default(),
+            operators: Operators::default(),
         }
     }
 
@@ -184,6 +205,7 @@ impl GroupSlot {
             hangs_until_ns: before.hangs_until_ns,
             seeded: Some(point),
             home: before.home + 1,
+            syncs: before.syncs,
             ..Self::new(storage, before.opening + 1)
         }
     }
@@ -203,7 +225,7 @@ impl GroupSlot {
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
         let in_inbox = self.inbox.iter().flat_map(|event| match event {
-            HostEvent::Frames { frames, .. } => frames.iter(),
+            Incoming::Host(HostEvent::Frames { frames, .. }) => frames.iter(),
             _ => Default::default(),
         });
         let in_loop = self.run.iter().flat_map(|run| run.state.frames_waiting());
@@ -276,6 +298,8 @@ impl World {
     pub(crate) fn group_has_run(&mut self, group: usize) -> Checked {
         let slow_factor = self.backup.slow_factor;
         let slot = &mut self.backup.groups[group];
+        // A disk that is replaced, or not full any more; a power cut goes on. It may break twice in one turn.
+        let may_break = slot.full || slot.dying || slot.storage.faults().sync_fails;
         let Some(run) = &mut slot.run else { return Ok(()) };
         slot.outputs.append(&mut run.driver.outputs);
         slot.contiguous.clone_from(&run.driver.contiguous);
@@ -290,6 +314,8 @@ impl World {
         for seen in seen {
             match seen {
                 Seen::Told(link, message) => self.is_told_policy(group, link, &message),
+                Seen::Waits(asker, wait) => self.order_waits(group, asker, &wait),
+                Seen::Answered(asker, answer) => self.order_answered(group, asker, answer)?,
                 Seen::Left(connection) => self.backup.groups[group].said.lost(connection),
                 Seen::Opened { journaled, is_torn, seeded } => {
                     note!(self, "group {group} opens: {journaled} torn {is_torn}");
@@ -304,8 +330,6 @@ impl World {
                     note!(self, "group {group} is broken: {reason}");
                     self.send_outputs(group)?;
                     let slot = &mut self.backup.groups[group];
-                    // A disk that is replaced, or not full any more; a power cut goes on.
-                    let may_break = slot.full || slot.dying || slot.storage.faults().sync_fails;
                     if !slot.dying {
                         slot.storage.set_faults(slot.faults());
                     }
@@ -341,6 +365,7 @@ impl World {
         self.backup.server.groups.stop();
         let now = self.backup_now();
         for group in 0..self.backup.groups.len() {
+            self.end_sync(group)?;
             if let Some(run) = &mut self.backup.groups[group].run {
                 run.at(now, |state, driver| state.stop(now, driver));
             }
@@ -371,17 +396,22 @@ impl World {
         self.backup.conns.clear();
         let keep_percent = *self.rng.pick(&[0, 30, 50, 90, 100]);
         let rng = &mut self.rng;
+        let mut has_hung_up = Vec::new();
         for slot in &mut self.backup.groups {
             slot.reset();
             slot.run = None;
-            (slot.busy, slot.again, slot.due_at_ns) = (false, false, None);
+            (slot.syncing, slot.due_at_ns) = (None, None);
             slot.inbox.clear();
+            has_hung_up.push(slot.operators.hang_up());
             slot.dying = false;
             slot.storage = if power {
                 slot.storage.crash(&mut || rng.chance(keep_percent, 100))
             } else {
                 slot.storage.killed()
             };
+        }
+        for (group, _) in has_hung_up.into_iter().enumerate().filter(|(_, has)| *has) {
+            self.schedule.after(200 * MS, Event::Recover { group });
         }
     }
 
@@ -395,9 +425,7 @@ impl World {
     pub(crate) fn wake_group(&mut self, group: usize, boot: Run, after_ns: u64) {
         let at_ns = self.schedule.now_ns() + after_ns;
         let slot = &mut self.backup.groups[group];
-        if slot.busy {
-            slot.again = true;
-        } else if slot.due_at_ns.is_none_or(|due_at_ns| at_ns < due_at_ns) {
+        if slot.due_at_ns.is_none_or(|due_at_ns| at_ns < due_at_ns) {
             slot.due_at_ns = Some(at_ns);
             self.schedule.after(after_ns, Event::Group { group, boot });
         }
@@ -413,7 +441,7 @@ impl World {
         let now_ns = self.schedule.now_ns();
         let slot = &mut self.backup.groups[group];
         // Planned, and then planned earlier.
-        if slot.busy || slot.due_at_ns.is_none_or(|due_at_ns| due_at_ns > now_ns) {
+        if slot.due_at_ns.is_none_or(|due_at_ns| due_at_ns > now_ns) {
             return Ok(());
         }
         slot.due_at_ns = None;
@@ -424,8 +452,17 @@ impl World {
         let slot = &mut self.backup.groups[group];
         let run = slot.run.as_mut().expect("just begun");
         run.driver.seeded.clone_from(&slot.seeded);
+        run.driver.gone = slot.operators.gone().collect();
         run.state.begin_turn();
         while let Some(event) = self.backup.groups[group].inbox.pop_front() {
+            let event = match event {
+                Incoming::Host(event) => event,
+                Incoming::Order(order, asker) => {
+                    let run = self.backup.groups[group].run.as_mut().expect("just begun");
+                    run.at(now, |state, _| state.order(order, asker, now));
+                    continue;
+                }
+            };
             if let HostEvent::Attach { link, host, attach, .. } = &event
                 && !is_of_liar(*link)
             {
@@ -441,13 +478,44 @@ impl World {
         run.at(now, |state, driver| state.turn(now, driver));
         self.group_has_run(group)?;
         self.notice_recovery(group)?;
+        self.send_outputs(group)?;
+        self.begin_sync(group, boot);
+        self.go_on(group, boot)
+    }
+
+    /// A sync that the group's loop has begun ends later. Until then everything else goes on.
+    fn begin_sync(&mut self, group: usize, boot: Run) {
         let slot = &mut self.backup.groups[group];
-        slot.busy = true;
+        let Some(run) = &mut slot.run else { return };
+        let Some((generation, job)) = run.driver.sync.take() else { return };
+        // The disk may be done long before that is heard of.
+        let sync = match self.rng.chance(1, 4) {
+            true => Syncing::Ended(job.run()),
+            false => Syncing::Runs(job),
+        };
+        slot.syncs += 1;
+        let nth = slot.syncs;
+        slot.syncing = Some((nth, generation, sync));
         let mean = self.plan.sync_ns * self.backup.slow_factor;
         let hangs_ns = slot.hangs_until_ns.saturating_sub(self.schedule.now_ns());
         let after = self.rng.span(mean).max(hangs_ns);
-        self.schedule.after(after, Event::Synced { group, boot });
-        Ok(())
+        self.schedule.after(after, Event::Synced { group, boot, nth });
+    }
+
+    /// The end of a sync is told to the group's loop.
+    fn end_sync(&mut self, group: usize) -> Checked {
+        let now = self.backup_now();
+        let slot = &mut self.backup.groups[group];
+        let Some((_, generation, sync)) = slot.syncing.take() else { return Ok(()) };
+        let Some(run) = &mut slot.run else { return Ok(()) };
+        let end = match sync {
+            Syncing::Ended(end) => end,
+            Syncing::Runs(job) => job.run(),
+        };
+        run.at(now, |state, driver| state.synced(generation, end, now, driver));
+        self.group_has_run(group)?;
+        self.notice_recovery(group)?;
+        self.send_outputs(group)
     }
 
     fn is_asked_to_attach(&mut self, group: usize, link: Link, host: &str, attach: &Attach) {
@@ -475,17 +543,22 @@ impl World {
         matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
     }
 
-    /// The sync has ended: what it made certain is told.
-    pub fn synced(&mut self, group: usize, boot: Run) -> Checked {
-        if self.backup.boot != Some(boot) {
+    /// A sync has ended: what it made certain is told.
+    pub fn synced(&mut self, group: usize, boot: Run, nth: u64) -> Checked {
+        let of = self.backup.groups[group].syncing.as_ref().map(|(nth, ..)| *nth);
+        if self.backup.boot != Some(boot) || of != Some(nth) {
             return Ok(());
         }
-        self.backup.groups[group].busy = false;
-        self.send_outputs(group)?;
+        self.end_sync(group)?;
+        self.go_on(group, boot)
+    }
+
+    /// The next turn of a group's loop is planned, and connections are read for which there is room again.
+    fn go_on(&mut self, group: usize, boot: Run) -> Checked {
         let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
         let timeout = slot.run.as_ref().and_then(|run| run.state.timeout(now));
-        if std::mem::take(&mut slot.again) || !slot.inbox.is_empty() {
+        if !slot.inbox.is_empty() {
             self.wake_group(group, boot, 1000);
         } else if let Some(after) = timeout {
             self.wake_group(group, boot, (after.as_nanos() as u64).max(1000));
@@ -536,10 +609,10 @@ impl World {
 }
 
 impl GroupSlot {
-    /// Whether its thread waits for the disk: it does nothing else meanwhile.
+    /// Whether a sync runs.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.busy
+        self.syncing.is_some()
     }
 
     /// What goes out next.

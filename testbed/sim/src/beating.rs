@@ -226,8 +226,6 @@ impl World {
         member.beating.as_mut().expect("it hung").hangs = false;
         note!(self, "the loop of vm {vm} goes on");
         self.owner_woken(vm, run)?;
-        // A guest may have booted meanwhile.
-        self.read_all(vm)?;
-        self.ask_again(vm)
+        self.clients_go_on(vm)
     }
 }

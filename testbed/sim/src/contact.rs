@@ -112,7 +112,7 @@ impl World {
             let units = extent.offset / unit..extent.end().div_ceil(unit);
             state.unrecorded.extend(units.map(|nth| (extent.disk, nth * unit)));
         }
-        let found = run.submitted.iter().find(|(_, s)| is_it(s));
+        let found = run.submitted.iter().filter(|(_, s)| is_it(s)).min_by_key(|(_, s)| s.nth);
         let request = found.map(|(request, _)| *request);
         run.unrecorded.insert(op, (request, extent, effect.clone()));
         if let Some((_, submitted)) = found {

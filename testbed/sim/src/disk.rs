@@ -1,7 +1,7 @@
 //! A local disk of the primary site: what is read, what is durable, and what a power loss leaves.
 
 use crate::rng::Rng;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What the disk writes atomically.
@@ -12,15 +12,16 @@ pub const SECTOR_BYTES: u64 = 512;
 pub struct LocalDisk {
     live: Vec<u8>,
     durable: Vec<u8>,
-    /// Sectors in which the two may differ.
-    dirty: BTreeSet<u64>,
+    /// Sectors in which the two may differ, with the number of the last write there.
+    dirty: BTreeMap<u64, u64>,
+    writes: u64,
 }
 
 impl LocalDisk {
     /// A disk with this content, durably.
     #[must_use]
     pub fn new(content: Vec<u8>) -> Self {
-        Self { durable: content.clone(), live: content, dirty: BTreeSet::new() }
+        Self { durable: content.clone(), live: content, dirty: BTreeMap::new(), writes: 0 }
     }
 
     /// What is read.
@@ -37,7 +38,18 @@ impl LocalDisk {
 
     /// Where a power loss may take back what is read now, in bytes.
     pub fn unsynced(&self) -> impl Iterator<Item = u64> + '_ {
-        self.dirty.iter().map(|sector| sector * SECTOR_BYTES)
+        self.dirty.keys().map(|sector| sector * SECTOR_BYTES)
+    }
+
+    /// The same as sectors, with the number of the last write to each.
+    pub fn writes_unsynced(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.dirty.iter().map(|(sector, write)| (*sector, *write))
+    }
+
+    /// The number of the last write.
+    #[must_use]
+    pub fn last_write(&self) -> u64 {
+        self.writes
     }
 
     /// Its size.
@@ -62,12 +74,13 @@ impl LocalDisk {
     pub fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
         let (from, to) = (offset as usize, offset as usize + data.len());
         self.live[from..to].copy_from_slice(data);
+        self.writes += 1;
         let sectors = sectors(offset..offset + data.len() as u64);
         for sector in sectors {
             if durable {
                 self.settle(sector, true);
             } else {
-                self.dirty.insert(sector);
+                self.dirty.insert(sector, self.writes);
             }
         }
     }
@@ -75,7 +88,7 @@ impl LocalDisk {
     /// A flush has ended.
     pub fn sync(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
-        for sector in dirty {
+        for sector in dirty.into_keys() {
             self.settle(sector, true);
         }
     }
@@ -84,7 +97,7 @@ impl LocalDisk {
     pub fn power_loss(&mut self, rng: &mut Rng) {
         let dirty = std::mem::take(&mut self.dirty);
         let keep_percent = *rng.pick(&[0, 20, 50, 95]);
-        for sector in dirty {
+        for sector in dirty.into_keys() {
             self.settle(sector, rng.chance(keep_percent, 100));
         }
     }
@@ -117,7 +130,7 @@ mod tests {
         disk.sync();
         disk.write(512, &[2; 512], true);
         disk.write(1000, &[3; 100], false);
-        let mut kept = BTreeSet::new();
+        let mut kept = std::collections::BTreeSet::new();
         for seed in 0..20 {
             let mut after = disk.clone();
             after.power_loss(&mut Rng::new(seed));

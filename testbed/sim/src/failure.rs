@@ -27,6 +27,8 @@ pub enum Checker {
     AckDurable,
     /// Rule 4: after a recovery the backup takes nothing of the old primary.
     OneEpoch,
+    /// Rule 4: a group is recovered only while the operator who has ordered it waits for that.
+    Ordered,
     /// Rule 4: no packet leaves without a lease.
     Lease,
     /// Rule 4: no packet leaves after a recovery, or once the lease is given up.
@@ -45,6 +47,8 @@ pub enum Checker {
     HlcGrows,
     /// The guest reads what it wrote.
     ReadOwnWrites,
+    /// A guest's request is taken as it was sent, and replied to once and when it is done.
+    Tap,
     /// A group that degrades says so until C covers what has left, and a recovery knows of it.
     Degraded,
     /// Rule 8: a group degrades no oftener than is stated.
@@ -82,7 +86,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 35] = [
+    pub const ALL: [Checker; 37] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -93,6 +97,7 @@ impl Checker {
         Checker::AckContiguous,
         Checker::AckDurable,
         Checker::OneEpoch,
+        Checker::Ordered,
         Checker::Lease,
         Checker::Fence,
         Checker::Switch,
@@ -102,6 +107,7 @@ impl Checker {
         Checker::Watermark,
         Checker::HlcGrows,
         Checker::ReadOwnWrites,
+        Checker::Tap,
         Checker::Degraded,
         Checker::Steady,
         Checker::ComesBack,
@@ -140,6 +146,7 @@ impl Checker {
             Checker::AckContiguous => "ack-contiguous",
             Checker::AckDurable => "ack-durable",
             Checker::OneEpoch => "one-epoch",
+            Checker::Ordered => "ordered",
             Checker::Lease => "lease",
             Checker::Fence => "fence",
             Checker::Switch => "switch",
@@ -149,6 +156,7 @@ impl Checker {
             Checker::Watermark => "watermark",
             Checker::HlcGrows => "hlc-grows",
             Checker::ReadOwnWrites => "read-own-writes",
+            Checker::Tap => "tap",
             Checker::Degraded => "degraded",
             Checker::Steady => "steady",
             Checker::ComesBack => "comes-back",

@@ -44,6 +44,8 @@ pub enum Later {
     DisksHeal { vm: usize },
     /// The backup's disk is quick again.
     BackupFast,
+    /// An operator does not wait for an answer any longer.
+    OperatorLeaves { group: usize, asker: u64 },
     /// A group is changed: its daemons have had time to end.
     Change { group: usize, change: Change },
     /// A new member boots as soon as everybody knows it.
@@ -353,6 +355,7 @@ impl World {
                 self.local_errors(vm, 0);
             }
             Later::BackupFast => self.backup.slow_factor = 1,
+            Later::OperatorLeaves { group, asker } => self.operator_leaves(group, asker),
             Later::Change { group, change } => return self.change(group, change),
             Later::NewcomerBoots { vm } => {
                 self.boot_if_off(vm)?;
@@ -375,6 +378,7 @@ impl World {
             return Ok(());
         }
         self.hosts[host].power = true;
+        self.is_not_dead(host);
         self.start_daemon(host)?;
         for vm in self.vms_of(host) {
             self.boot_if_off(vm)?;
@@ -410,6 +414,7 @@ impl World {
         note!(self, "no more faults");
         self.faulty = false;
         self.give_up_lost_groups();
+        self.operators_go();
         if self.backup.groups.iter().any(|slot| slot.dying) {
             self.end_backup(true);
         }

@@ -2,7 +2,7 @@
 //! world is to do about it.
 
 use crate::lying::is_of_liar;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use tidelock_protocol::frame::Frame;
@@ -11,15 +11,18 @@ use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::outbox::Outbox;
 use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, SEEDED};
-use tidelock_replica::group_loop::{Driver, GroupLoop, Job};
+use tidelock_replica::group_loop::{Answer, Driver, GroupLoop, Job, Wait};
 use tidelock_replica::history::{Hold, Point};
 use tidelock_replica::manifest::Manifest;
 use tidelock_storage::Storage;
-use tidelock_storage::memory::{Faults, Memory};
-use tidelock_store::journal::{self, TornTail};
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
+use tidelock_store::journal::{self, SyncJob, TornTail};
 
 /// The pin of what was seeded, or why there is none, and whether that is no wonder.
 pub(crate) type Seeded = Result<(Point, Hold), (String, bool)>;
+
+/// An operator who has ordered something, by number.
+pub(crate) type Asker = u64;
 
 /// An event that the checkers have to hear of, in order.
 #[derive(Debug)]
@@ -28,6 +31,10 @@ pub(crate) enum Seen {
     Opened { journaled: CountVector, is_torn: bool, seeded: Option<Seeded> },
     /// It does not work.
     Broke(String),
+    /// An order waits.
+    Waits(Asker, Wait),
+    /// An order has its answer.
+    Answered(Asker, Answer),
     /// It was told this.
     Told(Link, Message),
     /// A connection is gone.
@@ -42,6 +49,8 @@ pub(crate) struct SlotDriver {
     is_new: bool,
     /// It was seeded, and this is pinned: it is held before the first fold.
     pub(crate) seeded: Option<Point>,
+    /// Operators who have gone away.
+    pub(crate) gone: BTreeSet<Asker>,
     options: GroupOptions,
     now: Now,
     /// The frame that the group is given: a record's writer, seq and epoch, and the epoch in force.
@@ -53,6 +62,8 @@ pub(crate) struct SlotDriver {
     pub(crate) outputs: Vec<Output>,
     pub(crate) seen: VecDeque<Seen>,
     pub(crate) jobs: VecDeque<(u64, Job<Memory>)>,
+    /// A sync that was begun.
+    pub(crate) sync: Option<(u64, SyncJob<MemoryFile>)>,
 }
 
 /// A group's loop with its driver, while the server runs.
@@ -75,6 +86,7 @@ impl GroupRun {
             past,
             is_new: false,
             seeded: None,
+            gone: BTreeSet::new(),
             options: options.clone(),
             now: Now::default(),
             arriving: None,
@@ -83,6 +95,7 @@ impl GroupRun {
             outputs: Vec::new(),
             seen: VecDeque::new(),
             jobs: VecDeque::new(),
+            sync: None,
         };
         Self { state: GroupLoop::new(name, options), driver }
     }
@@ -123,6 +136,7 @@ impl SlotDriver {
 impl Driver for SlotDriver {
     type Storage = Memory;
     type Done = ();
+    type Asker = Asker;
 
     fn storage(&self) -> Memory {
         self.storage.clone()
@@ -165,6 +179,22 @@ impl Driver for SlotDriver {
     }
 
     fn answer(&mut self, (): (), _: io::Result<()>) {}
+
+    fn sync(&mut self, generation: u64, job: SyncJob<MemoryFile>) {
+        self.sync = Some((generation, job));
+    }
+
+    fn is_gone(&self, asker: &Asker) -> bool {
+        self.gone.contains(asker)
+    }
+
+    fn waits(&mut self, asker: &Asker, wait: Wait) {
+        self.seen.push_back(Seen::Waits(*asker, wait));
+    }
+
+    fn answer_order(&mut self, asker: Asker, answer: Answer) {
+        self.seen.push_back(Seen::Answered(asker, answer));
+    }
 
     fn begin(&mut self, generation: u64, job: Job<Memory>) {
         self.jobs.push_back((generation, job));

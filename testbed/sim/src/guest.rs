@@ -8,14 +8,12 @@ use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check};
 use crate::frames::{Node, Room};
 use crate::oracle::Point;
-use crate::owner::MemberRun;
 use crate::scenario::ROW_BYTES;
 use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tidelock_daemon::owner::driver::Taking;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_netfilter::release_queue::{Flow, Kind};
 use tidelock_protocol::ids::DiskId;
@@ -94,6 +92,13 @@ pub enum Ask {
         extent: Extent,
         /// What.
         expected: Option<Vec<u8>>,
+        /// The guest boots: until this is answered it says nothing.
+        boots: bool,
+    },
+    /// A question about a range, or a hint, which changes nothing.
+    Hint {
+        /// Where.
+        extent: Extent,
     },
     /// A flush.
     Flush {
@@ -167,6 +172,11 @@ impl Guest {
         learn(&mut self.on_disk, known);
         learn(&mut self.rumours_on_disk, &self.rumours);
         learn(&mut self.hearsay_on_disk, &self.hearsay);
+        self.holds(writer, point);
+    }
+
+    /// Its disks have this write of its own.
+    pub fn holds(&mut self, writer: u16, point: Point) {
         let own = &mut self.on_disk[usize::from(writer)];
         *own = (*own).max(point);
     }
@@ -253,7 +263,7 @@ pub fn row_bytes(vm: usize, row: Row) -> Vec<u8> {
 }
 
 impl World {
-    /// A guest boots: it reads its disks, and knows what they hold.
+    /// A guest boots: it reads its disks before anything else, and knows what they hold.
     pub fn boot_guest(&mut self, vm: usize) -> Checked {
         let boot = self.new_run();
         let follows = !self.plan.vms[vm].is_writer();
@@ -267,7 +277,13 @@ impl World {
         note!(self, "guest {vm} boots");
         let after = self.rng.span(self.plan.vms[vm].think_ns);
         self.schedule.after(after, Event::Think { vm, boot });
-        self.read_all(vm)
+        let sizes: Vec<_> = self.vms[vm].disks.iter().map(|disk| disk.size_bytes()).collect();
+        for (disk, len_bytes) in (0..).map(DiskId).zip(sizes) {
+            let extent = Extent { disk, offset: 0, len_bytes };
+            self.ask(vm, Ask::Read { extent, expected: None, boots: true })?;
+            self.plugs_again(vm, usize::from(disk.0))?;
+        }
+        Ok(())
     }
 
     /// A guest dies with all that it had under way.
@@ -277,18 +293,13 @@ impl World {
         guest.alive = false;
         guest.asked.clear();
         guest.busy_slots.clear();
+        self.guest_leaves(vm);
     }
 
-    /// Whether a guest says anything. Among several members it must have read its disks first,
-    /// which it can while its daemon serves it.
-    pub fn is_awake(&mut self, vm: usize) -> bool {
-        let several = self.plan.groups[self.plan.vms[vm].group].has_several();
-        let state = &mut self.vms[vm];
-        // A loop that hangs answers no read.
-        let hangs = state.run.as_ref().is_some_and(MemberRun::hangs);
-        let serves = !several || state.run.as_ref().is_some_and(|run| run.taking == Taking::All);
-        state.guest.awake |= serves && !hangs;
-        state.guest.awake
+    /// Whether a guest says anything: it has read its disks.
+    #[must_use]
+    pub fn is_awake(&self, vm: usize) -> bool {
+        self.vms[vm].guest.awake
     }
 
     /// A guest does the next thing.
@@ -400,6 +411,9 @@ impl World {
 
     fn begin_read(&mut self, vm: usize) -> Checked {
         let extent = self.draw_extent(vm);
+        if self.vms[vm].clients.chance(8) {
+            return self.ask(vm, Ask::Hint { extent });
+        }
         let state = &self.vms[vm];
         let in_flight = state.guest.asked.values().any(|ask| match ask {
             Ask::Write { extent: other, .. } => other.overlaps(&extent),
@@ -409,7 +423,7 @@ impl World {
         let orphan = state.run.as_ref().is_none_or(|run| run.is_writing(extent));
         let stable = !in_flight && !orphan && !state.oracle.is_damaged(extent);
         let expected = stable.then(|| state.oracle.logical(extent).to_vec());
-        self.ask(vm, Ask::Read { extent, expected })
+        self.ask(vm, Ask::Read { extent, expected, boots: false })
     }
 
     fn begin_row(&mut self, vm: usize) -> Checked {
@@ -460,7 +474,7 @@ impl World {
         if let Ask::Write { extent, .. } = &ask {
             for other in guest.asked.values_mut() {
                 // Which of the two it returns is open now.
-                if let Ask::Read { extent: read, expected } = other
+                if let Ask::Read { extent: read, expected, .. } = other
                     && read.overlaps(extent)
                 {
                     *expected = None;
@@ -470,7 +484,7 @@ impl World {
         guest.next += 1;
         let request = guest.next;
         guest.asked.insert(request, ask);
-        self.submit(vm, request)
+        self.sends_request(vm, request)
     }
 
     /// A write has ended, as the guest sees it.
@@ -478,7 +492,6 @@ impl World {
         let writer = usize::from(self.plan.vms[vm].writer);
         let guest = &mut self.vms[vm].guest;
         guest.known[writer] = guest.known[writer].max(point);
-        guest.on_disk[writer] = guest.on_disk[writer].max(point);
         let Some(Ask::Write { extent, fua, row, .. }) = guest.asked.remove(&request) else {
             return Ok(());
         };
@@ -524,9 +537,17 @@ impl World {
 
     /// A read has ended, as the guest sees it.
     pub fn guest_read_done(&mut self, vm: usize, request: u64, data: Option<&[u8]>) -> Checked {
-        let Some(Ask::Read { extent, expected }) = self.vms[vm].guest.asked.remove(&request) else {
+        let guest = &mut self.vms[vm].guest;
+        let Some(Ask::Read { extent, expected, boots }) = guest.asked.remove(&request) else {
             return Ok(());
         };
+        if boots {
+            if data.is_none() {
+                return self.ask(vm, Ask::Read { extent, expected, boots });
+            }
+            let is_boot = |ask: &Ask| matches!(ask, Ask::Read { boots: true, .. });
+            guest.awake = !guest.asked.values().any(is_boot);
+        }
         let (Some(expected), Some(data)) = (expected, data) else { return Ok(()) };
         check(expected == data, Checker::ReadOwnWrites, || {
             format!("guest {vm} reads something else at {extent:?} than it wrote")

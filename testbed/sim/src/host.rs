@@ -3,16 +3,17 @@
 use crate::around::HostGroup;
 use crate::beating::Beating;
 use crate::disk::{LocalDisk, SECTOR_BYTES};
-use crate::driver::{Ends, Published, Shape, SimDriver, SimFile};
 use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
 use crate::gate::{NotedGate, SimGate};
 use crate::link::{LinkDriver, NewMembers};
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
+use crate::ring::{Asks, Ends, Published, Shape, SimAround, SimFd, SimFile, SimRing};
 use crate::scenario::DiskPlan;
 use crate::schedule::{MS, S};
 use crate::spilling::left_unacked;
+use crate::tap::LIMITS;
 use crate::world::{Event, Host, Kernel, Run, World, note};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,11 +23,13 @@ use std::time::Duration;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
+use tidelock_daemon::driver::RingDriver;
 use tidelock_daemon::group::GroupLoop;
 use tidelock_daemon::heartbeat::Watched;
 use tidelock_daemon::held_gate::PendingEntry;
 use tidelock_daemon::link::port::OwnerPort;
-use tidelock_daemon::owner::driver::{DiskFile, Taking};
+use tidelock_daemon::nbd_tap::{NbdTap, TapDisk};
+use tidelock_daemon::owner::driver::DiskFile;
 use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner};
 use tidelock_daemon::records::Records;
 use tidelock_daemon::start::{
@@ -159,7 +162,6 @@ impl World {
         self.begin_to_adopt(host, run);
         for vm in vms {
             self.owner_begins(vm)?;
-            self.ask_again(vm)?;
         }
         Ok(())
     }
@@ -282,9 +284,6 @@ impl World {
             let gated = (gate, control, pending);
             let mut member = MemberRun::new(run, channel, state, ends, gated, loops);
             member.life = self.vms[vm].oracle.lives();
-            if !group.switched_over {
-                member.taking = Taking::All;
-            }
             self.vms[vm].run = Some(member);
             return Ok(true);
         };
@@ -292,6 +291,9 @@ impl World {
         let (ends, redone) = (Rc::<Ends>::default(), Arc::default());
         let disks = self.files_of(vm, &ends);
         let shapes = disks.iter().map(|(_, file)| file.shape.clone()).collect();
+        let listeners = (0..disks.len()).map(SimFd::Listener).collect();
+        let tapped = disks.iter().cloned().map(|(spec, file)| TapDisk::new(spec, file, 1, 1));
+        let tapped = tapped.collect::<Result<_, _>>().expect("exports as production makes them");
         let with = self.writer_start(vm, writer, group, disks, &redone);
         let started = match start::writer(group, member, with) {
             Ok(started) => started,
@@ -330,9 +332,18 @@ impl World {
         let files = self.vms[vm].backlog_files.clone();
         let entry = PendingEntry { pending, writer };
         let published = Published { entry, files: files.clone() };
-        let mut driver = SimDriver::new(published, ends, files);
-        driver.writes_unkept = self.plant == Some(Plant::OnTheWay(OnTheWay::WrittenBeforeKept));
-        member.owner = Some(Owner::new(owner, driver, clocks));
+        let plant = Plant::OnTheWay(OnTheWay::WrittenBeforeKept);
+        let asks = Asks::new(files, self.plant == Some(plant));
+        let (pool, stats) = (owner.pool.clone(), owner.stats.clone());
+        let name = owner.member.clone();
+        let tap = NbdTap::new(name, tapped, pool.clone(), LIMITS, stats, clocks.now);
+        let around = SimAround { asks: asks.clone(), published, ends };
+        let log_file = owner.has_log_file.then_some(SimFd::Log);
+        let ring = SimRing(asks.clone());
+        let driver = RingDriver::new(ring, around, pool, listeners, tap, log_file);
+        member.queue = asks;
+        let owner = Owner::new(owner, driver, clocks);
+        (member.mode, member.owner) = (owner.sequencer().mode(), Some(owner));
         self.vms[vm].run = Some(member);
         Ok(true)
     }
@@ -396,7 +407,7 @@ impl World {
             };
             let shape = Rc::new(RefCell::new(Shape { size_bytes, allocated }));
             let spec = DiskSpec { id, name: format!("d{}", id.0), size_bytes };
-            (spec, SimFile { disk: id, shape, ends: ends.clone() })
+            (spec, SimFile { disk: id, fd: SimFd::Disk(id), shape, ends: ends.clone() })
         };
         (0..).map(DiskId).zip(disks).map(file).collect()
     }
@@ -427,9 +438,10 @@ impl World {
             self.host_closes(conn);
         }
         for vm in self.vms_of(host) {
-            let Some(run) = self.vms[vm].run.take() else { continue };
+            let Some(mut run) = self.vms[vm].run.take() else { continue };
             self.leaves_backlog(vm, &run);
-            self.disks_go_on(vm, run.in_flight.into_values().collect());
+            self.all_closed(vm);
+            self.disks_go_on(vm, std::mem::take(&mut run.in_flight).into_values().collect());
         }
     }
 }

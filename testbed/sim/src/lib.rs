@@ -6,7 +6,7 @@
 //!
 //! | production's | simulated |
 //! |---|---|
-//! | the owner loop with sequencer, copies, activity log and backlog on disk | io_uring, NBD, the local disks, the guest |
+//! | the owner loop with sequencer, copies, activity log and backlog on disk, the NBD tap, the driver around them | the ring, the local disks, the guest and its NBD client |
 //! | the link of a host, with its members and senders | connections: delay, partitions, cuts at any byte, damage |
 //! | the loop of a group on a host: mode, policy, planned switch | what is on record of it |
 //! | the gate's release queue, its state and lease, P | the kernel's queue, the gate's thread |
@@ -17,12 +17,12 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
+//! | [`host`], [`owner`], [`sequencing`], `ring`, [`local`], [`logging`], `tap`, `nbd`, [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
 //! | `around` | a host, as the loop of one of its groups sees it |
 //! | [`backup`], `group_driver`, [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`], [`frames`] | what is simulated |
 //! | [`programs`] | the kernel programs on the interfaces of members |
-//! | [`faults`], [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
+//! | [`faults`], `lying`, `lying_clients`, [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
@@ -36,7 +36,6 @@ pub mod change;
 mod contact;
 pub mod degrade;
 pub mod disk;
-mod driver;
 pub mod failure;
 pub mod faults;
 pub mod files;
@@ -53,14 +52,18 @@ pub mod link;
 pub mod local;
 pub mod logging;
 mod lying;
+mod lying_clients;
 pub mod narrow;
+mod nbd;
 pub mod net;
+mod operators;
 pub mod oracle;
 pub mod owner;
 pub mod past;
 pub mod plant;
 pub mod probe;
 pub mod programs;
+mod ring;
 pub mod rng;
 mod rot;
 pub mod run;
@@ -70,6 +73,7 @@ pub mod sequencing;
 pub mod server;
 pub mod spilling;
 pub mod switching;
+mod tap;
 pub mod told;
 pub mod trace;
 pub mod verifying;

@@ -2,16 +2,16 @@
 //! fail, and some are done in part.
 
 use crate::disk::{LocalDisk, SECTOR_BYTES};
-use crate::driver::Io;
 use crate::failure::Checked;
-use crate::owner::BOOT_REQUESTS;
+use crate::ring::Io;
 use crate::world::{Event, Run, World, note};
 use std::io;
 use tidelock_daemon::backlog::BacklogError;
+use tidelock_daemon::driver::token::Token;
 use tidelock_daemon::owner::driver::DiskOp;
 use tidelock_daemon::sequencer::{EIO, OpId};
 use tidelock_protocol::record::{Effect, Record};
-use tidelock_uring::AlignedBuf;
+use tidelock_uring::{AlignedBuf, Buffer};
 
 /// So many operations that move more than a sector are done in part.
 const SHORT_ONE_IN: u64 = 200;
@@ -43,13 +43,7 @@ impl World {
             return Ok(());
         }
         let member = self.vms[vm].run.as_mut().expect("runs");
-        let is_of_boot = matches!(op, DiskOp::Read(id) if id.0 >= BOOT_REQUESTS);
-        let io = match member.in_flight.remove(&op) {
-            Some(io) => io,
-            // A guest's read at its boot has ended at once.
-            None if is_of_boot => return Ok(()),
-            None => panic!("{op:?} is not in flight"),
-        };
+        let Some(io) = member.in_flight.remove(&op) else { panic!("{op:?} is not in flight") };
         let fails = self.local_fails(vm);
         let (result, buffer) = match io {
             Io::Read { disk, buf, len, at } => {
@@ -60,13 +54,13 @@ impl World {
                 let done = self.part_of(data.len(), fails);
                 let state = &mut self.vms[vm];
                 state.disks[usize::from(disk.0)].write(at, &data[..done], durable && !fails);
-                self.is_written(vm, usize::from(disk.0));
+                self.is_written(vm, op, usize::from(disk.0));
                 (Ok(done as u32), None)
             }
             Io::Zero { disk, range } if !fails => {
                 let zeroes = vec![0; (range.end - range.start) as usize];
                 self.vms[vm].disks[usize::from(disk.0)].write(range.start, &zeroes, false);
-                self.is_written(vm, usize::from(disk.0));
+                self.is_written(vm, op, usize::from(disk.0));
                 (Ok(0), None)
             }
             Io::Zero { .. } => (Ok(0), None),
@@ -89,17 +83,6 @@ impl World {
         self.ended(vm, op, if fails { Err(eio()) } else { result }, buffer)
     }
 
-    /// Ends a read now.
-    pub(crate) fn read_at_once(&mut self, vm: usize, op: DiskOp) -> Checked {
-        while let Some(run) = &mut self.vms[vm].run
-            && let Some(Io::Read { disk, buf, len, at }) = run.in_flight.remove(&op)
-        {
-            let (result, buffer) = self.read_done(vm, usize::from(disk.0), buf, len, at, false);
-            self.ended(vm, op, result, buffer)?;
-        }
-        Ok(())
-    }
-
     fn ended(
         &mut self,
         vm: usize,
@@ -115,12 +98,12 @@ impl World {
             // If another step of it follows, that is the first thing that the loop asks for.
             self.vms[vm].run.as_mut().expect("runs").step_of = Some(id);
         }
-        self.with_owner(vm, |owner| owner.completed(op, result, buffer));
         if op == DiskOp::LogWrite {
             self.check_unsynced(vm)?;
             self.check_unrecorded(vm)?;
         }
-        self.owner_turn(vm)
+        let buffer = buffer.map_or(Buffer::None, Buffer::Aligned);
+        self.ring_ends(vm, Token::Disk(op).to_u64(), result, buffer)
     }
 
     /// The part of a transfer that is done.
@@ -154,9 +137,17 @@ impl World {
     }
 
     /// All of a disk that has been written to may have storage.
-    fn is_written(&mut self, vm: usize, disk: usize) {
-        let size_bytes = self.vms[vm].disks[disk].size_bytes();
+    fn is_written(&mut self, vm: usize, op: DiskOp, disk: usize) {
+        let of = &self.vms[vm].disks[disk];
+        let (size_bytes, write) = (of.size_bytes(), of.last_write());
         let run = self.vms[vm].run.as_mut().expect("runs");
+        if let DiskOp::Local(id) = op {
+            let unrecorded = || run.unrecorded.get(&id).and_then(|(request, ..)| *request);
+            let request = run.op_requests.get(&id).copied().or_else(unrecorded);
+            if let Some(of) = request.and_then(|request| run.submitted.get_mut(&request)) {
+                of.written = Some(write);
+            }
+        }
         run.shapes[disk].borrow_mut().allocated = std::iter::once(0..size_bytes).collect();
     }
 

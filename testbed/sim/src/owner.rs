@@ -2,16 +2,15 @@
 //! messages, timers and the time go in; what the loop asks for is carried out here, in its order, past the checkers.
 
 use crate::beating::Beating;
-use crate::driver::{Asked, Death, Ends, Io, Shape, SimDriver, Tear};
 use crate::failure::{Checked, Checker, check, fail};
 use crate::faults::Later;
 use crate::gate::{NotedGate, SimGate};
 use crate::guest::{Ask, Known};
 use crate::oracle::Point;
+use crate::ring::{Asked, Asks, Death, Ends, Io, Shape, SimDriver, Tear};
 use crate::schedule::{MS, US};
 use crate::verifying::Looked;
 use crate::world::{Event, Run, World, note};
-use bytes::Bytes;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -19,13 +18,15 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use tidelock_daemon::activity::Standing;
 use tidelock_daemon::copy_job;
+use tidelock_daemon::driver;
 use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
+use tidelock_daemon::nbd_tap::ConnectionId;
 use tidelock_daemon::owner::Clocks;
-use tidelock_daemon::owner::driver::{DiskOp, GuestIo, GuestOp, Taking, Timer};
+use tidelock_daemon::owner::driver::DiskOp;
 use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner, ending};
-use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
+use tidelock_daemon::sequencer::{Extent, OpId, RequestId};
 use tidelock_daemon::state::MemberState;
 use tidelock_daemon::stats::OwnerStats;
 use tidelock_daemon::verifications::Verifications;
@@ -35,19 +36,18 @@ use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, Mode};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_storage::memory::Memory;
-use tidelock_uring::EventFd;
+use tidelock_uring::{Buffer, EventFd};
 use tokio::sync::oneshot;
 
 /// What it takes to put a ceiling on record.
 const CEILING_NS: u64 = 3 * MS;
 /// So often it is looked whether a loop that hangs goes on.
 const AGAIN_NS: u64 = 20 * MS;
-/// Requests from here on are a guest's that boots.
-pub(crate) const BOOT_REQUESTS: u64 = 1 << 40;
-
 /// The fate of a guest's write.
 #[derive(Debug)]
 pub(crate) struct Submitted {
+    /// The number of requests that the tap had taken before.
+    pub(crate) nth: u64,
     pub(crate) extent: Extent,
     /// Of the payload, to know it again; `None` for zeroes.
     pub(crate) data: Option<*const u8>,
@@ -57,6 +57,22 @@ pub(crate) struct Submitted {
     pub(crate) failed: bool,
     /// What the guest knew when it asked.
     pub(crate) known: Known,
+    /// The connection that it has come on, and the client's name for it.
+    pub(crate) from: (u64, u64),
+    /// It is to be on stable storage when it is answered.
+    pub(crate) fua: bool,
+    /// The number of the local disk's write that has it.
+    pub(crate) written: Option<u64>,
+}
+
+/// A guest's read or flush.
+#[derive(Debug)]
+pub(crate) struct OtherRequest {
+    /// The connection that it has come on, and the client's name for it.
+    pub(crate) from: (u64, u64),
+    pub(crate) extent: Extent,
+    /// A flush: sectors that were written before and are not on stable storage, and the last write to each.
+    pub(crate) unsynced: Vec<(u64, u64)>,
 }
 
 /// One member while the daemon runs.
@@ -77,7 +93,14 @@ pub struct MemberRun {
     pub(crate) ends: Rc<Ends>,
     /// The world is carrying out what it has asked for.
     is_carried_out: bool,
-    pub(crate) taking: Taking,
+    /// All that it has asked for and is not carried out.
+    pub(crate) queue: Rc<Asks>,
+    /// Accepts of its tap that are under way, by disk.
+    pub(crate) accepting: BTreeMap<usize, u64>,
+    /// Requests that its tap has taken.
+    pub(crate) taken: u64,
+    /// Its clients' connections, as the tap names them.
+    pub(crate) connections: BTreeMap<ConnectionId, u64>,
     /// The number of the life that it begins.
     pub(crate) life: usize,
     /// Writes without a record that were begun: of which request, where, and what.
@@ -113,6 +136,8 @@ pub struct MemberRun {
     /// The gate's thread is going to look.
     pub gate_due: bool,
     pub(crate) submitted: BTreeMap<RequestId, Submitted>,
+    /// In force for the answers that are carried out now. The loop may have gone on to another one.
+    pub(crate) mode: Mode,
     /// Operations on disks that the loop has asked for.
     pub(crate) in_flight: BTreeMap<DiskOp, Io>,
     /// The extents of the sequencer's operations that have not ended, and the requests of its writes.
@@ -121,7 +146,7 @@ pub struct MemberRun {
     /// A step of this one has just ended.
     pub(crate) step_of: Option<OpId>,
     /// Guests' reads and flushes that are not answered.
-    pub(crate) others: BTreeSet<u64>,
+    pub(crate) others: BTreeMap<RequestId, OtherRequest>,
     pub(crate) poisoned: BTreeSet<DiskId>,
     pub(crate) attached: bool,
     /// Why the backup refuses.
@@ -158,63 +183,6 @@ impl std::fmt::Debug for MemberRun {
 }
 
 impl World {
-    // ---- what guests ask
-
-    /// A guest's request comes to the owner loop, if one takes it.
-    pub fn submit(&mut self, vm: usize, request: u64) -> Checked {
-        let takes = |run: &MemberRun| run.taking == Taking::All && !run.ended && !run.hangs();
-        if !self.vms[vm].run.as_ref().is_some_and(takes) {
-            // The request stays in the socket: the loop takes it later, or the next daemon.
-            return Ok(());
-        }
-        let state = &mut self.vms[vm];
-        let run = state.run.as_mut().expect("runs");
-        let id = RequestId(request);
-        let (extent, op) = match state.guest.asked[&request].clone() {
-            Ask::Write { extent, effect, fua, known, .. } => {
-                let (data, op) = match effect {
-                    Effect::Write(data) => {
-                        (Some(data.data().as_ptr()), GuestOp::Write { data, fua })
-                    }
-                    Effect::Zero { no_hole, .. } => {
-                        (None, GuestOp::Zero { no_hole, only_if_fast: false, fua })
-                    }
-                    Effect::CopyDone | Effect::Idle => unreachable!("no guest's"),
-                };
-                let (seq, repair) = (None, None);
-                let submitted = Submitted { extent, data, seq, repair, failed: false, known };
-                run.submitted.insert(id, submitted);
-                (extent, op)
-            }
-            Ask::Read { extent, .. } => (extent, GuestOp::Read),
-            Ask::Flush { disk, .. } => (Extent { disk, offset: 0, len_bytes: 0 }, GuestOp::Flush),
-        };
-        if !matches!(op, GuestOp::Write { .. } | GuestOp::Zero { .. }) {
-            run.others.insert(request);
-        }
-        self.with_owner(vm, |owner| owner.ask(GuestIo { id, extent, op }));
-        self.owner_turn(vm)
-    }
-
-    /// A guest boots and reads its disks: all that they hold may come of it.
-    pub(crate) fn read_all(&mut self, vm: usize) -> Checked {
-        let sizes: Vec<_> = self.vms[vm].disks.iter().map(|disk| disk.size_bytes()).collect();
-        for (disk, len_bytes) in (0..).map(DiskId).zip(sizes) {
-            let id = RequestId(BOOT_REQUESTS + u64::from(disk.0));
-            let extent = Extent { disk, offset: 0, len_bytes };
-            let op = DiskOp::Read(id);
-            let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
-            if run.owner.is_none() || run.ended || run.hangs() || run.in_flight.contains_key(&op) {
-                continue;
-            }
-            self.with_owner(vm, |owner| owner.ask(GuestIo { id, extent, op: GuestOp::Read }));
-            self.owner_turn(vm)?;
-            // A guest has read all before it does anything else.
-            self.read_at_once(vm, op)?;
-        }
-        Ok(())
-    }
-
     /// The clocks of a host as its daemon reads them.
     pub(crate) fn member_clocks(&self, vm: usize) -> Clocks {
         self.clocks(self.plan.vms[vm].host)
@@ -262,9 +230,9 @@ impl World {
         run.ends.fails.set(fails);
         let owner = run.owner.as_mut()?;
         if now_ns > run.tears_until_ns || !is_faulty {
-            owner.driver().tear = None;
+            run.queue.tears(None);
         }
-        owner.set_time(clocks);
+        driver::set_time(owner, clocks);
         Some(what(owner))
     }
 
@@ -412,15 +380,14 @@ impl World {
     }
 
     /// A timer of the loop has run out.
-    pub fn timer_due(&mut self, vm: usize, run: Run, timer: Timer) -> Checked {
+    pub fn timer_due(&mut self, vm: usize, run: Run, token: u64) -> Checked {
         if !self.runs_as(vm, run) {
             return Ok(());
         }
-        if self.waits_for_loop(vm, Event::Timer { vm, run, timer }) {
+        if self.waits_for_loop(vm, Event::Timer { vm, run, token }) {
             return Ok(());
         }
-        self.with_owner(vm, |owner| owner.due(timer));
-        self.owner_turn(vm)
+        self.ring_ends(vm, token, Ok(0), Buffer::None)
     }
 
     /// The first turn of a loop.
@@ -442,7 +409,7 @@ impl World {
             owner.map_or((false, false), |o| (o.copying().is_active(), o.copying().is_whole()))
         };
         let (was_active, _) = is_active(self);
-        if let Some(Err(why)) = self.with_owner(vm, Owner::turn) {
+        if let Some(Err(why)) = self.with_owner(vm, driver::turn) {
             note!(self, "vm {vm}: its loop ends: {why}");
             // The loop has given up its stream.
             self.vms[vm].run.as_mut().expect("runs").has_died.get_or_insert(false);
@@ -475,10 +442,8 @@ impl World {
         self.redo(vm)?;
         self.sync_at_the_end(vm);
         loop {
-            let Some(owner) = self.vms[vm].run.as_mut().and_then(|run| run.owner.as_mut()) else {
-                return Ok(());
-            };
-            let Some(asked) = owner.driver().next() else { break };
+            let Some(run) = &self.vms[vm].run else { return Ok(()) };
+            let Some(asked) = run.queue.next() else { break };
             let is_next_step = matches!(asked, Asked::Disk(DiskOp::Local(_), _));
             if !is_next_step {
                 self.step_has_ended(vm);
@@ -486,13 +451,18 @@ impl World {
             match asked {
                 Asked::Saw(action) => self.sees(vm, action)?,
                 Asked::Disk(op, io) => self.begin_io(vm, op, io),
-                Asked::Answer { request, answer, published } => {
-                    self.answered(vm, request, answer, published)?;
+                Asked::Request(request, connection, cookie) => {
+                    self.taken(vm, request, connection, cookie)?;
                 }
-                Asked::Take(what) => self.takes(vm, what)?,
-                Asked::Timer(timer, after) => {
+                Asked::Answer { request, ok, published } => {
+                    self.answered(vm, request, ok, published)?;
+                }
+                Asked::Accept(token, disk) => self.accepts(vm, token, disk)?,
+                Asked::Receive(number, receiving) => self.receives(vm, number, receiving)?,
+                Asked::Send(number, token, bufs) => self.sends(vm, number, token, bufs)?,
+                Asked::Timer(token, after) => {
                     let run = self.vms[vm].run.as_ref().expect("runs").run;
-                    let event = Event::Timer { vm, run, timer };
+                    let event = Event::Timer { vm, run, token };
                     self.schedule.after(after.as_nanos() as u64, event);
                 }
                 Asked::Ceiling => {
@@ -510,10 +480,10 @@ impl World {
             }
         }
         self.step_has_ended(vm);
-        let owner = self.vms[vm].run.as_mut().and_then(|run| run.owner.as_mut());
-        if let Some(death) = owner.and_then(|owner| owner.driver().died()) {
+        if let Some(death) = self.vms[vm].run.as_ref().and_then(|run| run.queue.died()) {
             self.is_killed(vm, death);
         }
+        self.notice_closed(vm);
         Ok(())
     }
 
@@ -545,6 +515,7 @@ impl World {
 
     fn says_to_link(&mut self, vm: usize, message: ToLink) {
         match &message {
+            ToLink::Mode(mode) => self.vms[vm].run.as_mut().expect("runs").mode = *mode,
             ToLink::Detach(end) => note!(self, "vm {vm} leaves: {end:?}"),
             ToLink::Stands => {
                 self.counts.stood += 1;
@@ -565,69 +536,40 @@ impl World {
         self.tell_link(vm, message);
     }
 
-    /// Requests are taken from now on, or not.
-    fn takes(&mut self, vm: usize, what: Taking) -> Checked {
+    /// The loop answers a guest. The reply leaves later.
+    fn answered(&mut self, vm: usize, id: RequestId, ok: bool, published: Seq) -> Checked {
         let run = self.vms[vm].run.as_mut().expect("runs");
-        run.taking = what;
-        match what {
-            Taking::All => self.ask_again(vm),
-            Taking::Nothing | Taking::TurnAway => Ok(()),
-        }
-    }
-
-    /// A guest asks again what was not answered.
-    pub(crate) fn ask_again(&mut self, vm: usize) -> Checked {
-        let Some(run) = &self.vms[vm].run else { return Ok(()) };
-        let is_taken = |request: &u64| {
-            run.submitted.contains_key(&RequestId(*request)) || run.others.contains(request)
-        };
-        let asked = self.vms[vm].guest.asked.keys().copied();
-        let again: Vec<_> = asked.filter(|request| !is_taken(request)).collect();
-        for request in again {
-            self.submit(vm, request)?;
-        }
-        Ok(())
-    }
-
-    /// The loop answers a guest.
-    fn answered(
-        &mut self,
-        vm: usize,
-        id: RequestId,
-        answer: Result<Bytes, DiskError>,
-        published: Seq,
-    ) -> Checked {
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if id.0 >= BOOT_REQUESTS {
-            return Ok(());
-        }
-        if run.others.remove(&id.0) {
-            return match self.vms[vm].guest.asked.get(&id.0) {
-                Some(Ask::Flush { .. }) => self.guest_flush_done(vm, id.0, answer.is_ok()),
-                _ => self.guest_read_done(vm, id.0, answer.as_deref().ok()),
-            };
+        if let Some(of) = run.others.remove(&id) {
+            return self.other_answered(vm, of, ok);
         }
         let Some(submitted) = run.submitted.remove(&id) else {
             return fail(Checker::Stream, format!("vm {vm}: {id:?} is answered twice"));
         };
-        let mode = run.owner.as_ref().expect("it answers").sequencer().mode();
+        let mode = run.mode;
         let (group, writer) = (self.plan.vms[vm].group, WriterId(self.plan.vms[vm].writer));
         let seq = submitted.repair.max(submitted.seq).unwrap_or_default();
         // Rule 1: before, not after.
         check(published >= seq, Checker::PublishBeforeComplete, || {
             format!("vm {vm}: write {seq} is completed, P says {published}")
         })?;
-        if mode == Mode::Sync && answer.is_ok() {
+        if mode == Mode::Sync && ok {
             let durable = self.backup.groups[group].told_durable.get(writer);
             check(seq <= durable, Checker::SyncWaits, || {
                 format!("vm {vm}: write {seq} is completed, the backup has {durable}")
             })?;
         }
-        let life = match seq {
-            Seq::ZERO => self.vms[vm].run.as_ref().expect("runs").life,
-            _ => self.vms[vm].oracle.life(),
+        let point = match seq {
+            // Refused by the loop itself: nothing was written.
+            Seq::ZERO if !ok => Point::default(),
+            Seq::ZERO => Point { life: self.vms[vm].run.as_ref().expect("runs").life, seq },
+            _ => Point { life: self.vms[vm].oracle.life(), seq },
         };
-        self.guest_write_done(vm, id.0, answer.is_ok(), Point { life, seq })
+        if ok {
+            self.check_fua(vm, &submitted)?;
+        }
+        self.vms[vm].guest.holds(writer.0, point);
+        self.reply_is_due(vm, submitted.from, ok, point);
+        Ok(())
     }
 
     // ---- the end
@@ -702,6 +644,14 @@ impl World {
     }
 }
 
+impl Drop for MemberRun {
+    fn drop(&mut self) {
+        if let Some(owner) = &mut self.owner {
+            driver::end(owner);
+        }
+    }
+}
+
 impl MemberRun {
     /// Before its loop has begun.
     #[allow(clippy::too_many_arguments)] // The parts of the one thing that it makes.
@@ -723,7 +673,10 @@ impl MemberRun {
             shapes: Vec::new(),
             ends: Rc::default(),
             is_carried_out: false,
-            taking: Taking::Nothing,
+            queue: Rc::default(),
+            accepting: BTreeMap::new(),
+            taken: 0,
+            connections: BTreeMap::new(),
             life: 0,
             unrecorded: BTreeMap::new(),
             is_recorded: false,
@@ -742,11 +695,12 @@ impl MemberRun {
             is_incomplete: false,
             gate_due: false,
             submitted: BTreeMap::new(),
+            mode: Mode::Async,
             in_flight: BTreeMap::new(),
             local_ops: BTreeMap::new(),
             op_requests: BTreeMap::new(),
             step_of: None,
-            others: BTreeSet::new(),
+            others: BTreeMap::new(),
             poisoned: BTreeSet::new(),
             attached: false,
             refusal: None,
@@ -817,8 +771,11 @@ impl MemberRun {
     /// Makes the process die at one of the next records.
     pub(crate) fn is_to_die(&mut self, tear: Tear, until_ns: u64) {
         self.tears_until_ns = until_ns;
-        if let Some(owner) = &mut self.owner {
-            owner.driver().tear = Some(tear);
-        }
+        self.queue.tears(Some(tear));
+    }
+
+    /// True if its loop turns.
+    pub(crate) fn serves(&self) -> bool {
+        self.owner.is_some() && !self.ended && self.has_died.is_none() && !self.hangs()
     }
 }

@@ -22,7 +22,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 69] = [
+pub const PLANTS: [(&str, Plant); 75] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -30,6 +30,9 @@ pub const PLANTS: [(&str, Plant); 69] = [
     ("overlap-not-ordered", Plant::Production(Bug::OverlapNotOrdered)),
     ("unbounded-backlog", Plant::Production(Bug::UnboundedBacklog)),
     ("ceiling-passed", Plant::Production(Bug::CeilingPassed)),
+    ("replied-before-written", Plant::Production(Bug::RepliedBeforeWritten)),
+    ("fua-forgotten", Plant::Production(Bug::FuaForgotten)),
+    ("room-forgotten", Plant::Production(Bug::RoomForgotten)),
     ("activity-forgotten", Plant::Production(Bug::ActivityForgotten)),
     ("activity-late", Plant::Production(Bug::ActivityLate)),
     ("activity-unflushed", Plant::Production(Bug::ActivityUnflushed)),
@@ -56,6 +59,9 @@ pub const PLANTS: [(&str, Plant); 69] = [
     ("damage-folded-as-good", Plant::Production(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Production(Bug::DamageNotListed)),
     ("cold-not-synced", Plant::Production(Bug::ColdNotSynced)),
+    ("grace-cut-short", Plant::Production(Bug::GraceCutShort)),
+    ("deadline-forgotten", Plant::Production(Bug::DeadlineForgotten)),
+    ("recovered-for-nobody", Plant::Production(Bug::RecoveredForNobody)),
     ("certificate-ignored", Plant::Production(Bug::CertificateIgnored)),
     ("unattached-is-heard", Plant::Production(Bug::UnattachedIsHeard)),
     ("full-group-is-read", Plant::Production(Bug::FullGroupIsRead)),

@@ -8,7 +8,7 @@ use crate::backup::options;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::guest::{Known, Row, row_bytes};
 use crate::oracle::Point;
-use crate::schedule::{MS, S};
+use crate::schedule::MS;
 use crate::server::INBOX_MAX_BYTES;
 use crate::world::{Event, World, note};
 use bytes::Bytes;
@@ -127,7 +127,7 @@ impl World {
 
     /// Whether every writer is whole, also those that have come later: a group that could not be
     /// recovered when they did cannot be without them. One that could be can still, however far they are.
-    fn is_whole_group(&self, group: usize) -> bool {
+    pub(crate) fn is_whole_group(&self, group: usize) -> bool {
         let slot = &self.backup.groups[group];
         slot.shown || self.plan.groups[group].writers().all(|vm| self.is_whole(vm, &slot.told))
     }
@@ -294,58 +294,6 @@ impl World {
         Ok(())
     }
 
-    /// The operator recovers a group.
-    pub fn recover(&mut self, group: usize) -> Checked {
-        let now = self.backup_now();
-        let goes_on = !self.faulty && !self.is_lost(group) && !self.is_switched(group);
-        if self.backup.groups[group].recovered.is_some() || goes_on {
-            return Ok(());
-        }
-        if self.backup.groups[group].is_busy() {
-            self.schedule.after(MS, Event::Recover { group });
-            return Ok(());
-        }
-        let dead = self.is_dead(group);
-        let slot = &mut self.backup.groups[group];
-        if let Some(run) = &mut slot.run {
-            run.driver.seeded.clone_from(&slot.seeded);
-            run.at(now, |state, driver| state.prepare_recovery(now, driver));
-        }
-        self.group_has_run(group)?;
-        let Some(of) = self.backup.groups[group].group_mut() else {
-            self.wake_group_now(group);
-            self.schedule.after(200 * MS, Event::Recover { group });
-            return Ok(());
-        };
-        match of.recover(now, dead) {
-            Ok(recovery) => {
-                let entries = recovery.writers.iter().enumerate();
-                let cut: CountVector =
-                    entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
-                self.counts.recoveries += 1;
-                self.is_recovered(group, cut, recovery.epoch)
-            }
-            Err(RecoverError::Grace { remaining_ms, .. }) => {
-                note!(self, "group {group}: the grace has {remaining_ms} ms left");
-                self.schedule.after(remaining_ms.max(1) * MS, Event::Recover { group });
-                Ok(())
-            }
-            Err(error @ (RecoverError::Initialising { .. } | RecoverError::Seeded { .. })) => {
-                note!(self, "group {group} cannot be recovered: {error}");
-                self.backup.groups[group].initialising = true;
-                check(!self.is_whole_group(group), Checker::Prefix, || {
-                    format!("group {group} was whole, and cannot be recovered")
-                })
-            }
-            Err(error) => {
-                note!(self, "group {group} cannot be recovered now: {error}");
-                self.wake_group_now(group);
-                self.schedule.after(S, Event::Recover { group });
-                Ok(())
-            }
-        }
-    }
-
     /// A recovery is on record.
     pub fn is_recovered(&mut self, group: usize, cut: CountVector, epoch: Epoch) -> Checked {
         note!(self, "group {group} is recovered: cut {cut} epoch {epoch}");
@@ -421,7 +369,7 @@ impl World {
             log.push(GuestWrite { seq, disk: key.disk, offset, data });
         }
         let written = of.guest_written();
-        if flush && written {
+        if flush && written && !of.is_syncing() {
             of.flush();
             if of.accepts() {
                 recovered.flushed.merge(&of.state().journaled());

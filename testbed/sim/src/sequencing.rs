@@ -4,6 +4,7 @@
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::oracle::Point;
+use crate::owner::Submitted;
 use crate::world::{World, note};
 use tidelock_daemon::ceiling;
 use tidelock_daemon::link::port::EpochKeeper;
@@ -99,8 +100,10 @@ impl World {
             }
         } else {
             let data = payload.map(|(data, _)| data);
-            let mut open = run.submitted.values_mut().filter(|s| s.seq.is_none());
-            let Some(submitted) = open.find(|s| s.extent == extent && s.data == data) else {
+            let open = run.submitted.values_mut().filter(|s| s.seq.is_none());
+            let is_it = |s: &&mut Submitted| s.extent == extent && s.data == data;
+            // A client that has connected anew may ask for the same zeroes while the first request is under way.
+            let Some(submitted) = open.filter(is_it).min_by_key(|s| s.nth) else {
                 return fail(Checker::Prefix, format!("record {} of no request", record.seq));
             };
             submitted.seq = Some(record.seq);

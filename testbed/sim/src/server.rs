@@ -1,6 +1,7 @@
 //! The driver of the backup's connections: production's [`Connection`] on simulated ones, with places and groups as the
 //! server keeps them.
 
+use crate::backup::Incoming;
 use crate::failure::{Checked, Checker, check};
 use crate::net::{ConnId, Way};
 use crate::schedule::{MS, US};
@@ -270,7 +271,7 @@ impl World {
     fn hand_out(&mut self) -> Checked {
         for (group, event) in std::mem::take(&mut self.backup.server.given) {
             let Some(boot) = self.backup.boot else { continue };
-            self.backup.groups[group].inbox.push_back(event);
+            self.backup.groups[group].inbox.push_back(Incoming::Host(event));
             let after = self.rng.range(1..MS / 10);
             self.wake_group(group, boot, after);
         }

@@ -2,11 +2,11 @@
 //! killed between its operations, and within an append. The next one goes on with what is there, or not, as production
 //! decides; and must, if nothing but the stream was missing at the backup and the host has kept its power.
 
-use crate::driver::Tear;
 use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
 use crate::files::SimFiles;
 use crate::owner::MemberRun;
+use crate::ring::Tear;
 use crate::rng::Rng;
 use crate::scenario::{FAULTS, Fault, Scenario};
 use crate::schedule::MS;

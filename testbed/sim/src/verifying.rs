@@ -262,7 +262,7 @@ impl World {
         state.oracle.spoil(byte.disk, offset, Side::Here);
         // What is being read now may have been read before, or after.
         for ask in state.guest.asked.values_mut() {
-            if let Ask::Read { extent, expected } = ask
+            if let Ask::Read { extent, expected, .. } = ask
                 && extent.overlaps(&byte)
             {
                 *expected = None;

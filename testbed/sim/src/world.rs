@@ -21,11 +21,12 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{S, Schedule, US};
 use crate::switching::Standing;
+use crate::tap::Clients;
 use crate::trace::Trace;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidelock_daemon::owner::Clocks;
-use tidelock_daemon::owner::driver::{DiskOp, Timer};
+use tidelock_daemon::owner::driver::DiskOp;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Incarnation, MonoNanos, Seq};
@@ -57,7 +58,15 @@ pub enum Event {
     /// The owner loop was woken.
     Owner { vm: usize, run: Run },
     /// A timer of it has run out.
-    Timer { vm: usize, run: Run, timer: Timer },
+    Timer { vm: usize, run: Run, token: u64 },
+    /// Bytes on a connection to the tap, or its end, have arrived.
+    Wire { vm: usize, number: u64 },
+    /// A liar comes to a disk of a VM.
+    ClientLies { vm: usize },
+    /// A liar goes.
+    ClientLeaves { vm: usize, number: u64 },
+    /// A guest without a connection to a disk connects again.
+    Plug { vm: usize, disk: usize },
     /// The gate's thread looks.
     Gate { vm: usize, run: Run },
     /// A packet of one member comes to another one.
@@ -95,7 +104,7 @@ pub enum Event {
     /// A group's thread at the backup looks.
     Group { group: usize, boot: Run },
     /// Its sync has ended.
-    Synced { group: usize, boot: Run },
+    Synced { group: usize, boot: Run, nth: u64 },
     /// A job beside a group's loop has ended.
     JobDone { group: usize, boot: Run, end: Box<JobDone> },
     /// Something goes wrong.
@@ -136,6 +145,8 @@ pub struct Vm {
     pub must_go_on: bool,
     /// The guest.
     pub guest: Guest,
+    /// Its hypervisor's connections to the tap.
+    pub(crate) clients: Clients,
     /// Who talks with it from outside.
     pub client: Client,
     /// The number of the last run that was begun.
@@ -176,6 +187,7 @@ impl Vm {
             named: (Seq::ZERO, Hlc(0)),
             must_go_on: false,
             guest: Guest::new(writers),
+            clients: Clients::new(Rng::new(plan.switch_seed ^ (vm as u64) << 40)),
             client: Client::new(writers),
             incarnation: Incarnation(0),
             oracle,
@@ -431,7 +443,7 @@ impl World {
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);
         self.schedule.after(after, Event::Lie);
-        Ok(())
+        (0..self.vms.len()).try_for_each(|vm| self.client_lies(vm))
     }
 
     fn describe(&mut self) {
@@ -513,7 +525,14 @@ impl World {
             Event::Press { vm, number } => self.press(vm, number),
             Event::DiskDone { vm, run, op } => self.disk_done(vm, run, op),
             Event::Owner { vm, run } => self.owner_woken(vm, run),
-            Event::Timer { vm, run, timer } => self.timer_due(vm, run, timer),
+            Event::Timer { vm, run, token } => self.timer_due(vm, run, token),
+            Event::Wire { vm, number } => self.wire_event(vm, number),
+            Event::ClientLies { vm } => self.client_lies(vm),
+            Event::ClientLeaves { vm, number } => {
+                self.leaves(vm, number);
+                Ok(())
+            }
+            Event::Plug { vm, disk } => self.plugs_again(vm, disk),
             Event::Gate { vm, run } => self.gate_event(vm, run),
             Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),
@@ -537,7 +556,7 @@ impl World {
             Event::LiarLeaves { conn } => self.backup_loses(conn),
             Event::BackupTimer { conn, deadline } => self.backup_timer(conn, deadline),
             Event::Group { group, boot } => self.group_event(group, boot),
-            Event::Synced { group, boot } => self.synced(group, boot),
+            Event::Synced { group, boot, nth } => self.synced(group, boot, nth),
             Event::JobDone { group, boot, end } => self.job_done(group, boot, *end),
             Event::Fault => self.fault(),
             Event::After(later) => self.later_event(later),

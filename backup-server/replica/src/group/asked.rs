@@ -59,7 +59,7 @@ impl<S: Storage> Group<S> {
     /// A member has attached: it may have heard, while its daemon was away, of one that was in mode async.
     pub(super) fn tell_for_everyone(&mut self, link: Link) {
         if let Some((pending, hlc)) = self.for_everyone.clone() {
-            self.outputs.push(Output::Send(link, Message::FloorIs { mark: 0, pending, hlc }));
+            self.say(Output::Send(link, Message::FloorIs { mark: 0, pending, hlc }));
         }
     }
 
@@ -79,7 +79,7 @@ impl<S: Storage> Group<S> {
             let others = links.iter().filter(|link| asked.everyone && **link != asked.link);
             for (link, mark) in others.map(|link| (*link, 0)).chain([(asked.link, asked.mark)]) {
                 let pending = pending.clone();
-                self.outputs.push(Output::Send(link, Message::FloorIs { mark, pending, hlc }));
+                self.say(Output::Send(link, Message::FloorIs { mark, pending, hlc }));
             }
             false
         });

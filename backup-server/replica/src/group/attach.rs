@@ -14,11 +14,10 @@
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
 use super::disks::{self, present};
+use super::durable::{Immediate, NotOnRecord, NotYet, OfDurable};
 use super::judging::{OnRecord, judge};
 use super::ownership;
-use super::{
-    Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
-};
+use super::{Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, WriterSlot, policies};
 use crate::manifest::{self, Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
@@ -30,8 +29,7 @@ use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{
-    Attach, Attached, Basis, CleanEnd, CopyState, LogAge, Message, RefusalKind, Role, StreamState,
-    Writing,
+    Attach, Attached, Basis, CleanEnd, CopyState, LogAge, RefusalKind, Role, StreamState, Writing,
 };
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
@@ -47,6 +45,29 @@ pub(super) type Refusal = (RefusalKind, String);
 
 pub(super) fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Refusal> {
     Err((kind, reason.into()))
+}
+
+/// The reason why a member is not attached.
+#[derive(Debug)]
+pub(super) enum Unattached {
+    Refused(Refusal),
+    /// What it is to act on is not on stable storage.
+    NotYet(NotYet),
+}
+
+impl From<Refusal> for Unattached {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<NotOnRecord> for Unattached {
+    fn from(not: NotOnRecord) -> Self {
+        match not {
+            NotOnRecord::NotYet(not_yet) => Self::NotYet(not_yet),
+            NotOnRecord::Cannot(reason) => Self::Refused((RefusalKind::Stopping, reason)),
+        }
+    }
 }
 
 /// The copy state after an attachment.
@@ -211,14 +232,33 @@ impl<S: Storage> Group<S> {
         .map_err(GroupCreateError::Group)
     }
 
-    /// A member attaches: the answer is among the outputs.
+    /// A member attaches: the answer is among the outputs. Waits for its disk.
     pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
-        let attached = match self.try_attach(now, link, host, attach) {
+        self.flush();
+        while self.try_attach(now, link, host, attach).is_err() {
+            self.flush();
+        }
+    }
+
+    /// The same without waiting for the disk: what the member acts on is on stable storage when it is answered.
+    pub fn try_attach(
+        &mut self,
+        now: Now,
+        link: Link,
+        host: &str,
+        attach: &Attach,
+    ) -> Result<(), NotYet> {
+        let attached = match self.attached(now, link, host, attach) {
             Ok(attached) => attached,
-            Err((kind, reason)) => return self.outputs.push(Output::Refuse(link, kind, reason)),
+            Err(Unattached::Refused((kind, reason))) => {
+                self.refuse_now(link, kind, reason);
+                return Ok(());
+            }
+            Err(Unattached::NotYet(not_yet)) => return Err(not_yet),
         };
         let copy = attached.stream.as_ref().map(|stream| stream.copy);
-        self.outputs.push(Output::Send(link, Message::Attached(attached)));
+        self.outputs.forget(link, &self.journal.durable());
+        self.say_of_durable(link, OfDurable::Attached(attached));
         self.held.is_attached(now.mono, link, &self.all_links());
         let is_of_several = attach.tagging.is_some();
         if is_of_several {
@@ -229,22 +269,22 @@ impl<S: Storage> Group<S> {
         if let Some((writing, copy)) = attach.writing().zip(copy).filter(|_| is_of_several) {
             self.sound(writing.writer, copy);
         }
+        Ok(())
     }
 
     fn say_stalled(&mut self, link: Link) {
         if let Some(reason) = self.stall_reason() {
-            let message = Message::Stalled { reason: Some(reason) };
-            self.outputs.push(Output::Send(link, message));
+            self.say_now(link, Immediate::Stalled(Some(reason)));
         }
     }
 
-    fn try_attach(
+    fn attached(
         &mut self,
         now: Now,
         link: Link,
         host: &str,
         attach: &Attach,
-    ) -> Result<Attached, Refusal> {
+    ) -> Result<Attached, Unattached> {
         check(attach)?;
         self.check_host(host)?;
         let writing = attach.writing();
@@ -252,10 +292,11 @@ impl<S: Storage> Group<S> {
         let known = known.map_or(Incarnation(0), |member| member.incarnation);
         if let Err(error) = self.plausible.attach(attach, known, self.judging_ms(now)) {
             self.implausible += 1;
-            return refuse(RefusalKind::Implausible, error.to_string());
+            return Err((RefusalKind::Implausible, error.to_string()).into());
         }
         if attach.group != self.manifest.group {
-            return refuse(RefusalKind::Mismatch, format!("this is group {}", self.manifest.group));
+            let reason = format!("this is group {}", self.manifest.group);
+            return Err((RefusalKind::Mismatch, reason).into());
         }
         self.check_identity(attach.group_id)?;
         self.check_epoch(attach.epoch)?;
@@ -265,13 +306,13 @@ impl<S: Storage> Group<S> {
             None => self.check_newest(&attach.member, link)?,
         }
         self.check_machine_budget(&attach.member, attach.machine.as_ref())?;
-        self.flush();
+        self.check_received(&attach.member, writing)?;
         match &attach.tagging {
             Some(tagging) => self.reshape(now, host, &attach.writers, tagging)?,
             None => self.reshape_alone(now, host, &attach.writers)?,
         }
         if let Some(reason) = self.broken.clone() {
-            return refuse(RefusalKind::Stopping, reason);
+            return Err((RefusalKind::Stopping, reason).into());
         }
         let judged = writing.map(|writing| self.judge_run(attach, writing)).transpose()?;
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
@@ -291,6 +332,25 @@ impl<S: Storage> Group<S> {
         });
         let progress = self.progress(durable, &self.told());
         Ok(Attached { group_id: self.manifest.id, epoch: self.epoch(), progress, stream })
+    }
+
+    /// What the member's run before has sent is durable, as far as there is room for it, and what follows from its end
+    /// is done.
+    fn check_received(&self, member: &str, writing: Option<&Writing>) -> Result<(), Unattached> {
+        if let Some(ticket) = self.ends_behind(member) {
+            self.check_on_record(ticket)?;
+        }
+        let is_durable = writing.is_none_or(|writing| !self.has_undurable(writing.writer));
+        if !is_durable && !self.is_stuck() {
+            self.check_on_record(self.journal.ticket())?;
+        }
+        Ok(())
+    }
+
+    fn has_undurable(&self, writer: WriterId) -> bool {
+        let slot = self.slots.get(writer.index());
+        let received = slot.and_then(|slot| slot.receiver.as_ref()).map(Receiver::received);
+        received.is_some_and(|received| received > self.commit.durable_of(writer))
     }
 
     /// A writer may be attached by the newest run of its host, with the disks that it had.
@@ -330,7 +390,7 @@ impl<S: Storage> Group<S> {
         &mut self,
         attach: &Attach,
         writing: &Writing,
-    ) -> Result<(CopyState, Basis), Refusal> {
+    ) -> Result<(CopyState, Basis), Unattached> {
         let writer = writing.writer;
         let last = self.manifest.member(writer).map(|m| m.incarnation);
         let record = self.on_record(writer);
@@ -344,17 +404,17 @@ impl<S: Storage> Group<S> {
                 "another run has taken {} over: this host's disks are not what the backup has any more",
                 attach.member
             );
-            return refuse(RefusalKind::Superseded, reason);
+            return Err((RefusalKind::Superseded, reason).into());
         }
-        if !goes_on && self.journal.staged_bytes() > 0 {
+        if !goes_on && self.has_undurable(writer) {
             // Records of the run before are taken and cannot be written: a new run cannot be
             // told where the stream ends.
-            return refuse(RefusalKind::Stopping, self.stall_reason().unwrap_or_default());
+            return Err((RefusalKind::Stopping, self.stall_reason().unwrap_or_default()).into());
         }
         let was = self.journal.state().writers[writer.index()];
         if was.standing == Standing::Removed {
             let reason = format!("{} was removed from this group", attach.member);
-            return refuse(RefusalKind::Mismatch, reason);
+            return Err((RefusalKind::Mismatch, reason).into());
         }
         let known = self.manifest.member(writer);
         let has_more = known.is_some_and(|member| disks::has_more(member, writing));
@@ -372,10 +432,8 @@ impl<S: Storage> Group<S> {
         if copy != was.copy {
             self.begin_copy(writer, copy);
         }
-        if copy != was.copy || has_more || may_have_missed(&basis) {
-            // Also if it has begun: it may have been staged before, when there was no room for it.
-            self.must_be_on_record().map_err(|e| (RefusalKind::Stopping, e))?;
-        }
+        // Also if it has begun: it may have been staged before.
+        self.check_on_record(self.slots[writer.index()].noted)?;
         if copy == CopyState::Seeded && tidelock_planted::is(Bug::SeededIsWhole) {
             copy = CopyState::Whole;
         }
@@ -445,7 +503,7 @@ impl<S: Storage> Group<S> {
         if self.journal.state().log_of(writer) != age {
             self.journal.stage_note(&Note::Log { writer, age }).expect("it follows what there is");
             if self.journal.staged_bytes() >= BATCH_TARGET_BYTES {
-                self.flush();
+                self.write();
             }
         }
     }
@@ -615,6 +673,7 @@ impl<S: Storage> Group<S> {
     fn begin_copy(&mut self, writer: WriterId, copy: CopyState) {
         let note = Note::Copy { writer, copy };
         self.journal.stage_note(&note).expect("it follows what there is");
+        self.slots[writer.index()].noted = self.journal.ticket();
         if copy == CopyState::Resyncing {
             self.commit.hold(writer);
         }
@@ -630,7 +689,7 @@ impl<S: Storage> Group<S> {
         let journaled = state.writers[writing.writer.index()].seq;
         let receiver = Receiver::new(writing.writer, epoch, present(&writing.disks), journaled);
         let slot = &mut self.slots[writing.writer.index()];
-        let admitted = slot.admitted;
+        let (admitted, noted) = (slot.admitted, slot.noted);
         let mut gathered = std::mem::take(&mut slot.gathered);
         gathered.attached(writing.run(), journaled);
         let old = std::mem::replace(
@@ -645,11 +704,12 @@ impl<S: Storage> Group<S> {
                 flushed: false,
                 clock_ahead_ms: 0,
                 admitted,
+                noted,
             },
         );
         if let Some(old) = old.link.filter(|old| *old != link) {
             let reason = attached_again(&attach.member);
-            self.outputs.push(Output::Refuse(old, RefusalKind::Superseded, reason));
+            self.refuse_now(old, RefusalKind::Superseded, reason);
         }
     }
 }

@@ -10,11 +10,12 @@
 //! form that is all that was written after it was heard last: then whoever has asked waits until it is back or removed, or
 //! gives up.
 
+use super::durable::Immediate;
 use super::floor::Answers;
-use super::{Group, Link, Output};
+use super::{Group, Link};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::WriterId;
-use tidelock_protocol::message::{Form, Message};
+use tidelock_protocol::message::Form;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::journal::Standing;
@@ -57,8 +58,8 @@ impl<S: Storage> Group<S> {
         self.last_sound += 1;
         let id = self.last_sound;
         self.covering.push(Covering { id, link, answers: Answers::new() });
-        for link in self.slots.iter().filter_map(|slot| slot.link) {
-            self.outputs.push(Output::Send(link, Message::Sound { id }));
+        for (_, link) in self.links().collect::<Vec<_>>() {
+            self.say_now(link, Immediate::Sound(id));
         }
         Some(id)
     }

@@ -19,6 +19,7 @@
 //! for a record that says nothing. That never releases anything too early: C moves past a resync
 //! only with all of it. In the HLC form the frontier rises to what is awaited, and writers pass it.
 
+use super::durable::Immediate;
 use super::tags::LOST_MAX;
 use super::{Group, Link, Now, Output};
 use std::collections::BTreeMap;
@@ -74,8 +75,7 @@ impl<S: Storage> Group<S> {
             || self.is_asked_for(writer)
             || self.is_asked_to_cover(writer)
         {
-            let message = Message::Sound { id: self.last_sound };
-            self.outputs.push(Output::Send(link, message));
+            self.say_now(link, Immediate::Sound(self.last_sound));
         }
     }
 
@@ -131,7 +131,7 @@ impl<S: Storage> Group<S> {
             return;
         }
         let message = Message::Floor { pending: CountVector::of(writer, seq), hlc: Hlc(0) };
-        self.outputs.push(Output::Send(link, message));
+        self.say(Output::Send(link, message));
     }
 
     /// What a writer's answer says, but for entries of others that neither a record here nor their own answers make
@@ -159,7 +159,7 @@ impl<S: Storage> Group<S> {
         floors.retain(|floor| {
             let Some((pending, hlc)) = self.floor_of(floor) else { return true };
             if let Some(link) = self.slots[floor.writer.index()].link {
-                self.outputs.push(Output::Send(link, Message::Floor { pending, hlc }));
+                self.say(Output::Send(link, Message::Floor { pending, hlc }));
             }
             false
         });

@@ -89,7 +89,8 @@ impl<S: Storage> Group<S> {
             tail: self.journal.tail(),
             from,
             to,
-            state: self.state_on_record(),
+            // Nobody is removed in it whose removal may be lost still: the images would lack what may end well then.
+            state: self.durable_state.clone(),
             starts: self.journal.starts_after(from.segment).map(|(n, s)| (n, s.clone())).collect(),
             cut,
             images: self.images.clone(),
@@ -99,20 +100,12 @@ impl<S: Storage> Group<S> {
         })
     }
 
-    /// The state, but that nobody is removed whose removal may be lost still: the images would lack what
-    /// may end well then.
-    fn state_on_record(&self) -> State {
-        let mut state = self.journal.state().clone();
-        for (of, standing) in state.writers.iter_mut().zip(&self.durable_standings) {
-            of.standing = *standing;
-        }
-        state
-    }
-
     /// Whether what makes records void cannot be lost any more.
     pub(super) fn is_on_record(&self) -> bool {
-        let standings = self.journal.state().writers.iter().map(|of| of.standing);
-        !self.is_being_recovered() && standings.eq(self.durable_standings.iter().copied())
+        let standings =
+            |state: &State| state.writers.iter().map(|w| w.standing).collect::<Vec<_>>();
+        let is_same = standings(self.journal.state()) == standings(&self.durable_state);
+        !self.is_being_recovered() && is_same
     }
 
     /// A job has ended, for a group with the cut that it was given.

@@ -1,5 +1,6 @@
 //! Frames of attached members: into the journal, made durable, acknowledged.
 
+use super::durable::{Immediate, Later, OfDurable};
 use super::parts::PartRefusal;
 use super::{Group, GroupError, Link, Now, Output, Stall};
 use std::io;
@@ -8,7 +9,7 @@ use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{CopyState, Form, Message, Mode, Progress, RefusalKind};
+use tidelock_protocol::message::{CleanEnd, Form, Message, Mode, Progress, RefusalKind};
 use tidelock_protocol::part::Part;
 use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
 use tidelock_protocol::record::{Record, Role};
@@ -116,7 +117,7 @@ impl<S: Storage> Group<S> {
             return self.end_link(link, RefusalKind::Invalid, reason);
         }
         if self.journal.staged_bytes() >= BATCH_TARGET_BYTES {
-            self.flush();
+            self.write();
         }
     }
 
@@ -143,7 +144,7 @@ impl<S: Storage> Group<S> {
                 slot.link = None;
             }
         }
-        self.outputs.push(Output::Refuse(link, kind, reason));
+        self.refuse_now(link, kind, reason);
         self.readiness_ends();
     }
 
@@ -187,22 +188,14 @@ impl<S: Storage> Group<S> {
                 }
             }
             Message::Detach { end } => {
-                self.flush();
                 if let Some(Err(error)) = end.as_ref().map(|end| self.plausible.end(end)) {
                     self.implausible(link, &error);
                     return None;
                 }
-                if let Err(error) = self.run_has_ended(WriterId(i as u16), end) {
-                    let reason = format!(
-                        "the clean end cannot be put on record ({error}): the next start compares the disks"
-                    );
-                    self.outputs.push(Output::Refuse(link, RefusalKind::Stopping, reason));
-                }
                 self.slots[i].link = None;
-                self.slots[i].has_left = true;
                 self.readiness_ends();
-                self.policy_has_left(&self.manifest.writers[i].clone());
-                self.tell_floors();
+                let name = self.manifest.writers[i].clone();
+                self.later(name, Later::Ended(WriterId(i as u16), link, end));
             }
             _ => {
                 let reason = "a message that hosts do not send".to_owned();
@@ -210,6 +203,25 @@ impl<S: Storage> Group<S> {
             }
         }
         None
+    }
+
+    /// A run has ended, and everything that it sent is durable.
+    pub(super) fn has_ended(
+        &mut self,
+        name: &str,
+        writer: WriterId,
+        link: Link,
+        end: Option<CleanEnd>,
+    ) {
+        if let Err(error) = self.run_has_ended(writer, end) {
+            let reason = format!(
+                "the clean end cannot be put on record ({error}): the next start compares the disks"
+            );
+            self.refuse_now(link, RefusalKind::Stopping, reason);
+        }
+        self.slots[writer.index()].has_left = true;
+        self.policy_has_left(name);
+        self.tell_floors();
     }
 
     /// A beacon asks for the lease to be renewed. Answered also while the group is stalled: the
@@ -227,7 +239,7 @@ impl<S: Storage> Group<S> {
         if self.is_heard_on(link) {
             self.grace.heard(now.mono);
             self.heard(link, now);
-            self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
+            self.say_now(link, Immediate::Lease(sent_at));
             self.tell_tag_terms(now, link);
             self.ask_for_awaited(link);
         }
@@ -248,7 +260,7 @@ impl<S: Storage> Group<S> {
         };
         if self.slots.iter().any(|slot| slot.link == Some(link)) {
             let message = Message::DigestResult { disk, offset, equal: false };
-            self.outputs.push(Output::Send(link, message));
+            self.say(Output::Send(link, message));
         }
         true
     }
@@ -273,8 +285,8 @@ impl<S: Storage> Group<S> {
             return Some(message);
         }
         // What is staged must be readable; it need not be durable for this.
-        if let Err(error) = self.write_staged() {
-            self.journal_failed(error);
+        self.write();
+        if self.broken.is_some() || self.journal.staged_bytes() > 0 {
             return self.broken.is_none().then_some(message);
         }
         let mut extent = vec![0; len_bytes as usize];
@@ -287,12 +299,12 @@ impl<S: Storage> Group<S> {
             // What is damaged here is not what is there: the host sends it if it is to be mended.
             Err(GroupError::Image { source, .. }) if damage::is_damage(&source) => {
                 let message = Message::DigestResult { disk, offset, equal: false };
-                self.outputs.push(Output::Send(link, message));
+                self.say(Output::Send(link, message));
             }
             Ok(()) => {
                 let equal = blake3::hash(&extent) == blake3::Hash::from_bytes(digest);
                 let message = Message::DigestResult { disk, offset, equal };
-                self.outputs.push(Output::Send(link, message));
+                self.say(Output::Send(link, message));
             }
             Err(error) => self.break_down(&error),
         }
@@ -316,8 +328,8 @@ impl<S: Storage> Group<S> {
         if !self.accepts() {
             return Some(message);
         }
-        if let Err(error) = self.write_staged() {
-            self.journal_failed(error);
+        self.write();
+        if self.broken.is_some() || self.journal.staged_bytes() > 0 {
             return self.broken.is_none().then_some(message);
         }
         let mut equal = true;
@@ -337,7 +349,7 @@ impl<S: Storage> Group<S> {
             }
         }
         let message = Message::DigestResult { disk, offset, equal };
-        self.outputs.push(Output::Send(link, message));
+        self.say(Output::Send(link, message));
         None
     }
 
@@ -368,80 +380,15 @@ impl<S: Storage> Group<S> {
         self.readiness_ends();
     }
 
-    /// Makes everything received durable, and then, and only then, acknowledges it.
-    pub fn flush(&mut self) {
-        self.flush_by(Self::write_staged);
-    }
-
-    /// The same, if need be in the reserve's room: for what a recovery puts on record.
-    pub(super) fn flush_anyway(&mut self) {
-        self.flush_by(Self::write_staged_anyway);
-    }
-
-    fn flush_by(&mut self, write: fn(&mut Self) -> Result<(), JournalError>) {
-        if self.broken.is_some() {
-            return;
-        }
-        if self.journal.staged_bytes() == 0 && !self.journal.is_unsynced() {
-            return;
-        }
-        self.keep_unkept();
-        if self.broken.is_some() {
-            return;
-        }
-        // What these stand for is staged or written; the sync below covers it.
-        let unsynced: Vec<_> =
-            self.slots.iter().map(|slot| slot.receiver.as_ref().map(Receiver::unsynced)).collect();
-        let synced = write(self).and_then(|()| {
-            if tidelock_planted::is(Bug::AckBeforeDurable) { Ok(()) } else { self.journal.sync() }
-        });
-        if let Err(error) = synced {
-            return self.journal_failed(error);
-        }
-        for (i, token) in unsynced.into_iter().enumerate() {
-            let writer = WriterId(i as u16);
-            if let Some(token) = token {
-                self.commit.durable(writer, token.synced());
-            }
-            // Its CopyDone is durable by now.
-            let copy = self.journal.state().writers[i].copy;
-            if self.commit.is_held(writer) && copy == CopyState::Whole {
-                self.commit.resume(writer);
-            }
-        }
-        if self.waits_for_room() {
-            self.stall = None;
-            self.tell_stall();
-        }
-        self.note_durable();
-        if let Err(error) = self.finish_recovery() {
-            return self.break_down(&error);
-        }
-        self.release_overlay();
-        self.tell_committed();
-        self.check_unfolded();
-    }
-
-    /// What a host is told it acts on: a server that dies must not come back without it. Says why it is not on record.
-    pub(super) fn must_be_on_record(&mut self) -> Result<(), String> {
-        self.flush();
-        match self.journal.staged_bytes() {
-            0 if self.broken.is_none() => Ok(()),
-            _ => Err(self.broken.clone().or_else(|| self.stall_reason()).unwrap_or_default()),
-        }
-    }
-
+    /// Tells C, and each writer what of it is durable. All of it is.
     pub(super) fn tell_committed(&mut self) {
         let committed = self.told();
-        for (i, slot) in self.slots.iter().enumerate() {
-            let Some(link) = slot.link else { continue };
-            let durable = self.commit.durable_of(WriterId(i as u16));
-            let message = Message::Progress(self.progress(durable, &committed));
-            self.outputs.push(Output::Send(link, message));
-        }
-        for follower in &self.followers {
-            let message = Message::Progress(self.progress(Seq::ZERO, &committed));
-            self.outputs.push(Output::Send(follower.link, message));
+        let writers =
+            self.links().map(|(i, link)| (link, self.commit.durable_of(WriterId(i as u16))));
+        let followers = self.followers.iter().map(|follower| (follower.link, Seq::ZERO));
+        for (link, durable) in writers.chain(followers).collect::<Vec<_>>() {
+            let progress = self.progress(durable, &committed);
+            self.say_of_durable(link, OfDurable::Progress(progress));
         }
     }
 
@@ -465,18 +412,18 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    fn waits_for_room(&self) -> bool {
+    pub(super) fn waits_for_room(&self) -> bool {
         matches!(self.stall, Some(Stall::NoRoom(_) | Stall::Reserve))
     }
 
     /// Tries again what a full disk prevented. To be called now and then while stalled.
     pub fn retry(&mut self) {
         if self.waits_for_room() {
-            self.flush();
+            self.write();
         }
     }
 
-    /// The server stops: the journal's end is no torn tail.
+    /// The server stops, and waits for its disk: the journal's end is no torn tail. No sync runs.
     pub fn close(&mut self) {
         self.flush();
         for link in self.all_links() {

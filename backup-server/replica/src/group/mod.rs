@@ -5,7 +5,8 @@
 //! simulator runs the same code on a disk in memory and simulated time.
 //!
 //! ```text
-//!  attach ─▶ receive* ─▶ flush ─▶ Progress ─▶ ...            (attach.rs, shape.rs, follow.rs, ingest.rs)
+//!  attach ─▶ receive* ─▶ begin_sync ─▶ (sync) ─▶ synced ─▶ Progress ─▶ ...
+//!                                                             (attach.rs, shape.rs, follow.rs, ingest.rs, durable.rs)
 //!  resync ─▶ Sound, Sounded* ─▶ Floor                        (floor.rs)
 //!  AskFloor ─▶ Sound, Sounded* ─▶ FloorIs                    (asked.rs)
 //!                          │
@@ -17,8 +18,8 @@
 //! ```
 //!
 //! Invariant: a durable seq in a `Progress` message comes only from a [`tidelock_protocol::receiver::Ack`], and
-//! only [`Group::flush`] makes one, after the journal's sync. When the journal fails, the group
-//! is broken for good: it must be dropped and opened again, which finds out what is durable.
+//! only [`Group::synced`] makes one, of the proof that the journal's sync has ended well. When the journal fails, the
+//! group is broken for good: it must be dropped and opened again, which finds out what is durable.
 
 mod arrival;
 mod asked;
@@ -27,6 +28,7 @@ mod compressing;
 mod covering;
 mod damage;
 mod disks;
+mod durable;
 mod floor;
 mod folding;
 mod follow;
@@ -56,23 +58,25 @@ pub use attach::GroupCreateError;
 pub use compressing::CompressedStatus;
 pub use covering::Covered;
 pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
+pub use durable::NotYet;
 pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use ownership::{MoveError, Moved};
 pub use parts::PartsMemory;
 pub use past::PastStatus;
 pub use policies::{Exposure, Known};
-pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
+pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, RecoverHow, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use scrub::{ScrubDone, ScrubJob, ScrubStatus};
 pub use seed::{SEEDED, SeedError, SeededMember, manifest as seeded_manifest, seed};
 pub use shape::RemoveError;
 pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, HostStatus, WriterStatus};
 
+use self::durable::Immediate;
 use self::parts::Gathered;
 use crate::connection::outbox::Outbox;
 use crate::history::Holds;
 use crate::manifest::Manifest;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
@@ -95,7 +99,8 @@ use tidelock_store::fold::{self, FoldError};
 use tidelock_store::image::Image;
 use tidelock_store::journal::Closed;
 use tidelock_store::journal::{
-    self, Compress, Journal, JournalError, Position, Standing, State, TornTail,
+    self, BATCH_TARGET_BYTES, Behind, Compress, Journal, JournalError, Position, Standing, State,
+    Ticket, TornTail, WriterState,
 };
 use tidelock_store::view::{Overlay, SharedOverlay, View};
 
@@ -263,6 +268,8 @@ struct WriterSlot {
     clock_ahead_ms: i64,
     /// How far its host says that it has admitted records in an epoch, whether they have come or not.
     admitted: (Epoch, Seq),
+    /// The ticket of the last note on the state of its copy.
+    noted: Ticket,
 }
 
 /// A member without disks that is connected.
@@ -285,6 +292,7 @@ impl WriterSlot {
             flushed: false,
             clock_ahead_ms: 0,
             admitted: (Epoch(0), Seq::ZERO),
+            noted: Ticket::default(),
         }
     }
 }
@@ -384,14 +392,19 @@ pub struct Group<S: Storage> {
     arrival: arrival::ArrivalClock,
     stall: Option<Stall>,
     broken: Option<String>,
-    /// Copy states and standings as far as they are durable.
-    durable_copies: Vec<CopyState>,
-    durable_standings: Vec<Standing>,
+    /// The journal's state as far as it is durable.
+    durable_state: State,
+    /// The ticket of the last change of the group's shape.
+    shaped_at: Ticket,
+    /// A sync that runs.
+    in_flight: Option<durable::InFlight>,
+    /// What follows once something is durable, by member.
+    later: VecDeque<(String, Behind<durable::Later>)>,
     /// The recovery is durable, and receivers are its epoch's.
     promoted: bool,
     /// Members of the old primary that are told of it once it is.
     fenced: Vec<Link>,
-    outputs: Vec<Output>,
+    outputs: durable::Outputs,
     /// What the log must say.
     notices: Vec<String>,
 }
@@ -488,7 +501,7 @@ impl<S: Storage> Group<S> {
     ) -> Result<Self, GroupError> {
         let slots = manifest.writers.iter().map(|_| WriterSlot::empty()).collect();
         let damage = damage::DamageState::read(&storage)?;
-        let state = journal.state();
+        let (state, shaped_at) = (journal.state(), journal.durable());
         let mut group = Self {
             commit: GroupCommit::new(state.committed()),
             clock: HlcClock::after(state.last_hlc),
@@ -526,11 +539,13 @@ impl<S: Storage> Group<S> {
             damage,
             stall: None,
             broken: None,
-            durable_copies: Vec::new(),
-            durable_standings: Vec::new(),
+            durable_state: State::default(),
+            shaped_at: shaped_at.ticket(),
+            in_flight: None,
+            later: VecDeque::new(),
             promoted: false,
             fenced: Vec::new(),
-            outputs: Vec::new(),
+            outputs: durable::Outputs::default(),
             notices: Vec::new(),
         };
         group.tick(now);
@@ -577,21 +592,8 @@ impl<S: Storage> Group<S> {
             }
             slot.receiver = Some(receiver);
         }
-        self.note_durable();
-    }
-
-    /// Everything in the journal is durable now: what follows from it.
-    fn note_durable(&mut self) {
-        self.cut.settle(self.commit.committed());
-        self.close_segments();
-        self.mark_waypoint();
-        self.durable_copies.clear();
-        self.durable_copies.extend(self.journal.state().writers.iter().map(|w| w.copy));
-        let standings = self.journal.state().writers.iter().map(|w| w.standing).collect();
-        if self.durable_standings != standings {
-            self.durable_standings = standings;
-            self.has_become_void();
-        }
+        let (state, durable) = (self.journal.state().clone(), self.journal.durable());
+        self.note_durable(state, &durable, None);
     }
 
     /// A recovery or a removal is durable: records may be void that stood in the fold's way, and that
@@ -600,11 +602,6 @@ impl<S: Storage> Group<S> {
         self.fold.blocked = None;
         self.fold.is_outdated = self.fold.running.is_some();
         self.journal.note_void();
-    }
-
-    /// What must go out now, in order.
-    pub fn take_outputs(&mut self) -> Vec<Output> {
-        std::mem::take(&mut self.outputs)
     }
 
     /// What the log must say, in order.
@@ -621,7 +618,8 @@ impl<S: Storage> Group<S> {
     /// Whether records are taken now: neither stalled nor broken.
     #[must_use]
     pub fn accepts(&self) -> bool {
-        self.stall.is_none() && self.broken.is_none()
+        let is_full = self.journal.staged_bytes() >= BATCH_TARGET_BYTES;
+        self.stall.is_none() && self.broken.is_none() && !is_full
     }
 
     /// By which connection each member was attached last.
@@ -676,7 +674,7 @@ impl<S: Storage> Group<S> {
     }
 
     fn with_removed(&self, mut vector: CountVector) -> CountVector {
-        for (i, writer) in self.journal.state().writers.iter().enumerate() {
+        for (i, writer) in self.durable_state.writers.iter().enumerate() {
             if writer.standing == Standing::Removed {
                 vector.raise(WriterId(i as u16), bounds::SEQ_OF_REMOVED);
             }
@@ -733,12 +731,10 @@ impl<S: Storage> Group<S> {
 
     /// Drops the overlay when nothing needs it any more.
     fn release_overlay(&mut self) {
-        let state = self.journal.state();
-        let writers = self.durable_copies.iter().zip(&self.durable_standings);
-        let is_whole = |(copy, standing): (&CopyState, &Standing)| {
-            *copy == CopyState::Whole || *standing == Standing::Removed
-        };
-        if writers.into_iter().all(is_whole) && state.recovered().is_none() {
+        let is_whole =
+            |of: &WriterState| of.copy == CopyState::Whole || of.standing == Standing::Removed;
+        let is_recovered = self.journal.state().recovered().is_some();
+        if self.durable_state.writers.iter().all(is_whole) && !is_recovered {
             self.overlay = None;
         }
     }
@@ -771,8 +767,10 @@ impl<S: Storage> Group<S> {
         let kind = error.refusal_kind();
         let attached = self.slots.iter_mut().filter_map(|slot| slot.link.take());
         let followers = self.followers.drain(..).map(|follower| follower.link);
-        for link in attached.chain(followers).chain(self.fenced.drain(..)) {
-            self.outputs.push(Output::Refuse(link, kind, reason.clone()));
+        let links: Vec<_> = attached.chain(followers).chain(self.fenced.drain(..)).collect();
+        self.forget_what_waits();
+        for link in links {
+            self.refuse_now(link, kind, reason.clone());
         }
         self.fold.holds.revoke_all();
         self.broken = Some(reason);
@@ -831,8 +829,7 @@ impl<S: Storage> Group<S> {
     fn tell_stall(&mut self) {
         let reason = self.stall_reason();
         for link in self.all_links() {
-            let message = Message::Stalled { reason: reason.clone() };
-            self.outputs.push(Output::Send(link, message));
+            self.say_now(link, Immediate::Stalled(reason.clone()));
         }
     }
 }

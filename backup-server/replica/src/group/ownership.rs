@@ -16,7 +16,7 @@ use super::{Group, GroupError, Now};
 use crate::manifest;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tidelock_protocol::ids::{GroupId, Incarnation};
+use tidelock_protocol::ids::{GroupId, Incarnation, MonoNanos};
 use tidelock_protocol::message::{Attach, RefusalKind, Writing};
 use tidelock_storage::Storage;
 use tidelock_store::journal::Standing;
@@ -169,9 +169,15 @@ impl<S: Storage> Group<S> {
         owner.map(|of| of.host.as_str())
     }
 
+    /// The time from which on a member may be given to another host; `None`: no lease of its owner is waited for.
+    #[must_use]
+    pub fn may_move_from(&self, member: &str) -> Option<MonoNanos> {
+        let host = self.owner_of(member).filter(|_| !self.given_up.contains(member))?;
+        Some(self.grace_of(host).until())
+    }
+
     /// Gives a member to a host: its next attachment is a first one. Durable when it returns.
     pub fn move_member(&mut self, now: Now, member: &str, to: &str) -> Result<Moved, MoveError> {
-        self.flush();
         let group = self.manifest.group.clone();
         let writer = self.manifest.writers.iter().position(|name| name == member);
         let is_removed = |i: usize| self.journal.state().writers[i].standing == Standing::Removed;

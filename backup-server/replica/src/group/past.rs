@@ -102,16 +102,16 @@ impl Found {
 }
 
 impl<S: Storage> Group<S> {
-    /// What is closed by everything so far.
+    /// What is closed by everything that is durable.
     pub(super) fn closed_now(&self) -> Closed {
-        let state = self.journal.state();
+        let state = &self.durable_state;
         let (at, arrived_ms) = (state.newest_effective(), state.arrived_ms);
         Closed { at, cut: self.cut.cut().clone(), arrived_ms }
     }
 
-    /// Everything written is durable: segments whose beginnings the cut has reached.
+    /// Segments whose beginnings the cut has reached.
     pub(super) fn close_segments(&mut self) {
-        let state = self.journal.state();
+        let state = &self.durable_state;
         let last = self.fold.closed.last_key_value().map_or(0, |(index, _)| *index);
         for (index, start) in self.journal.starts_after(last) {
             if !state.is_all_in(self.cut.cut(), &start.journaled(), start.epoch) {
@@ -123,15 +123,14 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// Everything written is durable: a place in the newest segment at which a replay may begin, as soon as the cut has
-    /// reached it.
-    pub(super) fn mark_waypoint(&mut self) {
-        let Self { journal, fold, cut, .. } = self;
-        let (state, end) = (journal.state(), journal.durable_end());
+    /// A place in the newest segment at which a replay may begin, as soon as the cut has reached it: one that waits, or
+    /// this one, which is durable.
+    pub(super) fn mark_waypoint(&mut self, end: Position, due: Option<(Position, State)>) {
+        let Self { journal, fold, cut, durable_state: state, .. } = self;
         let is_of_now = |(at, before): &(Position, State)| {
             at.segment == end.segment && before.epoch == state.epoch
         };
-        let waypoint = fold.waypoint.take().filter(is_of_now).or_else(|| journal.waypoint_due());
+        let waypoint = fold.waypoint.take().filter(is_of_now).or(due);
         let Some((at, before)) = waypoint else { return };
         let is_in_the_cut = state.is_all_in(cut.cut(), &before.journaled(), before.epoch);
         if !is_in_the_cut && !tidelock_planted::is(Bug::WaypointTooEarly) {
@@ -148,11 +147,12 @@ impl<S: Storage> Group<S> {
         journal.mark(at.segment, waypoint);
     }
 
-    /// The group's past as it is now, for any thread. Until it is dropped nothing is folded: make
+    /// The group's past as far as it is durable, for any thread. Until it is dropped nothing is folded: make
     /// views and holds from it, and let it go.
-    pub fn history(&mut self) -> Result<History<S::File>, PastError> {
-        self.flush();
-        self.check_journal().map_err(|e| PastError::Unavailable(e.to_string()))?;
+    pub fn history(&self) -> Result<History<S::File>, PastError> {
+        if let Some(reason) = self.broken() {
+            return Err(PastError::Unavailable(reason.to_owned()));
+        }
         let (position, oldest) = (self.fold.position, self.fold.oldest.at);
         let hold = self.fold.holds.hold(position, oldest, "a look at the past");
         let starts = self.journal.starts().map(|(index, state)| SegmentStart {
@@ -167,8 +167,8 @@ impl<S: Storage> Group<S> {
             base: self.fold.position,
             running: self.fold.running.clone(),
             oldest: self.fold.oldest.clone(),
-            end: self.journal.durable_end(),
-            state: self.journal.state().clone(),
+            end: self.journal.durable().end(),
+            state: self.durable_state.clone(),
             now_ms: self.journal.now_ms(),
             cut: self.cut.cut().clone(),
             images: self.images.clone(),
@@ -203,7 +203,7 @@ impl<S: Storage> Group<S> {
     /// How much of the past there is.
     #[must_use]
     pub fn past_status(&self) -> PastStatus {
-        let state = self.journal.state();
+        let state = &self.durable_state;
         let newest = crate::history::complete(state).max(self.fold.oldest.at);
         let retention = &self.options.retention;
         PastStatus {

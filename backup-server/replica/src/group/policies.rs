@@ -11,14 +11,15 @@
 //!
 //! The same file says who of the group is in mode async. Such a member tells others what no tag names
 //! (`docs/causality.md`, section 5), so whoever attaches while that lasts, or may last, is told
-//! ([`Message::Unheard`]) and asks for a floor before anything of it leaves.
+//! ([`Unheard`](tidelock_protocol::message::Message::Unheard)) and asks for a floor before anything of it leaves.
 
-use super::{Group, Link, Now, Output};
+use super::durable::Immediate;
+use super::{Group, Link, Now};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, WriterId};
-use tidelock_protocol::message::{Message, Mode, Policy};
+use tidelock_protocol::message::{Mode, Policy};
 use tidelock_storage::Storage;
 use tidelock_storage::json::{self, FileError};
 use tidelock_store::FORMAT;
@@ -185,7 +186,7 @@ impl<S: Storage> Group<S> {
             && self.others_may_be_async(&name)
             && !tidelock_planted::is(Bug::NewcomerNotTold)
         {
-            self.outputs.push(Output::Send(link, Message::Unheard));
+            self.say_now(link, Immediate::Unheard);
         }
         let kept = match self.policies.members.get(&name) {
             Some(_) if tidelock_planted::is(Bug::PolicyForgotten) => policy,
@@ -199,7 +200,7 @@ impl<S: Storage> Group<S> {
                 Policy::holding(peer.map_or(Mode::Pipelined, |peer| peer.mode))
             }
         };
-        self.outputs.push(Output::Send(link, Message::PolicyKept(kept)));
+        self.say_now(link, Immediate::PolicyKept(kept));
     }
 
     /// A member says whether a start that does not reach this server serves its guest. It has said its policy.
@@ -211,7 +212,7 @@ impl<S: Storage> Group<S> {
         if self.broken.is_none() {
             let known = self.policies.members.get(&name);
             let serves = known.is_some_and(|known| known.serves_unreached);
-            self.outputs.push(Output::Send(link, Message::ServesUnreachedKept { serves }));
+            self.say_now(link, Immediate::ServesUnreachedKept(serves));
         }
     }
 
@@ -253,7 +254,7 @@ impl<S: Storage> Group<S> {
             // Who has come back since has something to say for itself.
             if let Some(link) = link.filter(|link| self.held.has_said(*link) && !kept.has_left) {
                 self.held.says_policy(&name, link);
-                self.outputs.push(Output::Send(link, Message::PolicyKept(kept.policy())));
+                self.say_now(link, Immediate::PolicyKept(kept.policy()));
             }
         }
     }

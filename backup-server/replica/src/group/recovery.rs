@@ -2,7 +2,7 @@
 
 use super::left_out::RecoveryWriter;
 use super::parts::Gathered;
-use super::{Exposure, Group, GroupError, Now, Output};
+use super::{Exposure, Group, GroupError, Now};
 use crate::history::{Hold, PastError, Point};
 use crate::manifest::Member;
 use crate::text;
@@ -13,13 +13,15 @@ use thiserror::Error;
 use tidelock_cut::CutTracker;
 use tidelock_planted::Bug;
 use tidelock_protocol::commit::GroupCommit;
-use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::ids::{Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
 use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::extents::DiskKey;
-use tidelock_store::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
+use tidelock_store::journal::{
+    BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError, Ticket,
+};
 use tidelock_store::view::View;
 
 /// A recovery that has happened.
@@ -91,6 +93,21 @@ pub enum RecoverError {
         /// Members that have not given up their leases, with their hosts, if others have.
         kept_by: Vec<String>,
     },
+    /// A host was heard after the recovery was asked for.
+    #[error(
+        "the primary lives: {host} was heard {:.1} s ago, after this recovery was asked for. Nothing was changed. To \
+         move the group here with nothing lost, run `tidelock switchover {group}` on {host}. If {host} must not go on, \
+         stop it or cut it off, and ask again",
+        *heard_ago_ms as f64 / 1e3
+    )]
+    Lives {
+        /// The group.
+        group: String,
+        /// The host.
+        host: String,
+        /// Time since it was heard.
+        heard_ago_ms: u64,
+    },
     /// It has been recovered to another state.
     #[error(
         "the group was recovered at {}, to another state than this. Without --at, `recover` says \
@@ -119,6 +136,9 @@ pub enum RecoverError {
     /// The recovery cannot be put on record.
     #[error("the recovery cannot be put on record: {0}")]
     Journal(String),
+    /// It is being put on record: to be asked again when this is durable.
+    #[error("the recovery is being put on record")]
+    NotYet(Ticket),
     /// It cannot for now: asked again, it goes on when there is room.
     #[error("the recovery cannot be put on record: {0}")]
     NoRoom(String),
@@ -136,6 +156,17 @@ pub struct Pin<F> {
     /// The cut.
     pub cut: CountVector,
     hold: Hold,
+}
+
+/// An operator's answers to the questions of a recovery.
+#[derive(Clone, Copy, Debug)]
+pub struct RecoverHow<'a> {
+    /// The primary is dead.
+    pub primary_declared_dead: bool,
+    /// To a point of the past; `None`: with everything that can be.
+    pub point: Option<&'a Point>,
+    /// Also if some of it cannot be read.
+    pub accepts_damage: bool,
 }
 
 /// A disk's name (member.disk), key and view.
@@ -173,13 +204,13 @@ impl<S: Storage> Group<S> {
         })
     }
 
-    /// Recovers the group with everything that can be: once. Asked again it gives the same answer.
+    /// Recovers the group with everything that can be: once. Asked again it gives the same answer. Waits for its disk.
     pub fn recover(
         &mut self,
         now: Now,
         primary_declared_dead: bool,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, None, false)
+        self.recover_and_wait(now, primary_declared_dead, None, false)
     }
 
     /// The same at a point of the past: what came later is left out for good.
@@ -189,7 +220,7 @@ impl<S: Storage> Group<S> {
         primary_declared_dead: bool,
         point: &Point,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, Some(point), false)
+        self.recover_and_wait(now, primary_declared_dead, Some(point), false)
     }
 
     /// The same, also if some of the disks' data is damaged: reads of that fail.
@@ -199,22 +230,41 @@ impl<S: Storage> Group<S> {
         primary_declared_dead: bool,
         point: Option<&Point>,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, point, true)
+        self.recover_and_wait(now, primary_declared_dead, point, true)
     }
 
-    fn recover_to(
+    fn recover_and_wait(
         &mut self,
         now: Now,
         primary_declared_dead: bool,
         point: Option<&Point>,
         accepts_damage: bool,
     ) -> Result<Recovery, RecoverError> {
+        let how = RecoverHow { primary_declared_dead, point, accepts_damage };
+        let mut has_settled = false;
+        loop {
+            match self.try_recover(now, how, has_settled) {
+                Err(RecoverError::NotYet(_)) => self.flush(),
+                recovered => return recovered,
+            }
+            has_settled = true;
+        }
+    }
+
+    /// The same without waiting for the disk: [`RecoverError::NotYet`] is answered until the recovery is on stable
+    /// storage. `has_settled`: what had arrived when the recovery was asked for is durable, as far as it can be.
+    pub fn try_recover(
+        &mut self,
+        now: Now,
+        how: RecoverHow<'_>,
+        has_settled: bool,
+    ) -> Result<Recovery, RecoverError> {
+        let RecoverHow { primary_declared_dead, point, accepts_damage } = how;
         self.tick(now);
-        // What has arrived is part of it, as far as it can be.
-        self.flush();
-        if self.journal.staged_bytes() > 0 {
+        self.write();
+        if self.is_stuck() {
             self.storage.use_reserve();
-            self.flush_anyway();
+            self.write_anyway();
             self.storage.end_use_of_reserve();
         }
         self.check_journal()?;
@@ -226,18 +276,26 @@ impl<S: Storage> Group<S> {
                 None => Ok(recovery),
             };
         }
+        let ticket = self.journal.ticket();
+        // What has arrived is part of it, as far as it can be.
+        let waits = !has_settled && !self.is_durable(ticket);
+        if self.is_being_recovered() || waits {
+            return Err(RecoverError::NotYet(ticket));
+        }
         self.check_whole(point)?;
         if !accepts_damage {
             self.check_undamaged(point)?;
         }
         let remaining_ms = self.grace.remaining_ms(now.mono);
-        if remaining_ms > 0 && !primary_declared_dead {
+        let is_waited_for = !primary_declared_dead && !tidelock_planted::is(Bug::GraceCutShort);
+        if remaining_ms > 0 && is_waited_for {
             return Err(RecoverError::Grace { remaining_ms, kept_by: self.lease_kept_by() });
         }
         self.storage.use_reserve();
         let recovered = self.put_recovery_on_record(now, primary_declared_dead, point);
         self.storage.end_use_of_reserve();
-        recovered
+        recovered?;
+        Err(RecoverError::NotYet(self.journal.ticket()))
     }
 
     /// A full disk does not keep it from that: the reserve is used.
@@ -246,7 +304,7 @@ impl<S: Storage> Group<S> {
         now: Now,
         primary_declared_dead: bool,
         point: Option<&Point>,
-    ) -> Result<Recovery, RecoverError> {
+    ) -> Result<(), RecoverError> {
         // The images must not pass it before it is on record.
         let kept = point.map(|point| self.keep_for_recovery(point)).transpose()?;
         let cut = match &kept {
@@ -292,9 +350,18 @@ impl<S: Storage> Group<S> {
         self.for_everyone = None;
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::new(self.journal.state());
-        self.flush_anyway();
-        self.check_journal()?;
-        Ok(self.recovery().expect("durable"))
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.forget_receivers();
+        }
+        self.write_anyway();
+        self.check_journal()
+    }
+
+    /// Writes what is staged, if need be in the reserve's room.
+    fn write_anyway(&mut self) {
+        if let Err(error) = self.write_staged_anyway() {
+            self.journal_failed(error);
+        }
     }
 
     /// Of writers whose initial copies end beyond the cut the journal says that they are whole, and nothing of the
@@ -338,7 +405,7 @@ impl<S: Storage> Group<S> {
 
     /// A recovery that is durable by now: the disks are this site's.
     pub(super) fn finish_recovery(&mut self) -> Result<(), GroupError> {
-        if !self.is_being_recovered() {
+        if self.promoted || self.durable_state.recovered().is_none() {
             return Ok(());
         }
         self.restart_receivers();
@@ -348,10 +415,16 @@ impl<S: Storage> Group<S> {
         self.promoted = true;
         self.has_become_void();
         let reason = self.fenced_reason().expect("recovered");
-        for link in self.fenced.drain(..) {
-            self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));
+        for link in std::mem::take(&mut self.fenced) {
+            self.refuse_now(link, RefusalKind::Fenced, reason.clone());
         }
         Ok(())
+    }
+
+    /// The time from which on a recovery waits for no lease.
+    #[must_use]
+    pub fn may_recover_from(&self) -> MonoNanos {
+        self.grace.until()
     }
 
     /// Whether `recover` would work, but for the grace.
@@ -379,7 +452,7 @@ impl<S: Storage> Group<S> {
 
     /// Whether every member's disks have a state, or had one at that point.
     fn check_whole(&self, point: Option<&Point>) -> Result<(), RecoverError> {
-        for (i, copy) in self.durable_copies.iter().enumerate() {
+        for (i, copy) in self.durable_state.writers.iter().map(|of| of.copy).enumerate() {
             let writer = WriterId(i as u16);
             let before_all = point.is_some_and(|point| point.cut.get(writer) == Seq::ZERO);
             let copy = match copy {
@@ -442,7 +515,7 @@ impl<S: Storage> Group<S> {
     }
 
     /// A write to a disk of a recovered group. It is readable and ordered after
-    /// [`Group::guest_written`], durable after [`Group::flush`]. Whether it was taken.
+    /// [`Group::guest_written`], durable when its ticket is. Whether it was taken.
     pub fn guest_write(
         &mut self,
         now: Now,
@@ -487,7 +560,7 @@ impl<S: Storage> Group<S> {
         true
     }
 
-    /// A recovered guest asks for a flush, which [`Group::flush`] does; or its write was one with FUA. Its next record
+    /// A recovered guest asks for a flush, which the next sync does; or its write was one with FUA. Its next record
     /// says so.
     pub fn guest_flush(&mut self, writer: WriterId) {
         self.slots[writer.index()].flushed = true;
@@ -495,15 +568,12 @@ impl<S: Storage> Group<S> {
 
     /// Makes guests' writes readable. Whether it worked: if not, they are not completed.
     pub fn guest_written(&mut self) -> bool {
-        if let Err(error) = self.write_staged() {
-            self.journal_failed(error);
-        }
-        self.accepts()
+        self.write();
+        self.accepts() && self.journal.staged_bytes() == 0
     }
 
     /// The disks at the group's cut, while everything goes on.
     pub fn pin(&mut self) -> Result<Pin<S::File>, RecoverError> {
-        self.flush();
         self.check_journal()?;
         self.check_whole(None)?;
         let cut = self.cut.cut().clone();

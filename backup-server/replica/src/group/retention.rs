@@ -62,12 +62,12 @@ impl<S: Storage> Group<S> {
     pub(super) fn target(&self) -> Target {
         let retention = &self.options.retention;
         if tidelock_planted::is(Bug::FoldPassesTheWindow) {
-            let (to, oldest) = (self.journal.durable_end(), self.fold.oldest.clone());
+            let (to, oldest) = (self.journal.durable().end(), self.fold.oldest.clone());
             return Target { to, oldest, shortens: false };
         }
         if retention.window_ms == 0 {
             let oldest = self.closed_now();
-            return Target { to: self.journal.durable_end(), oldest, shortens: false };
+            return Target { to: self.journal.durable().end(), oldest, shortens: false };
         }
         let place = |segment: u64| Position { segment, offset: SEGMENT_HEADER_BYTES as u64 };
         let closed = self.fold.closed.range(self.after_fold()..);
@@ -100,7 +100,7 @@ impl<S: Storage> Group<S> {
         let now = match self.stall {
             // Nothing is taken, so nothing is newer: it goes on by the clock.
             Some(Stall::SizeMax) => self.journal.now_ms(),
-            _ => self.journal.state().arrived_ms,
+            _ => self.durable_state.arrived_ms,
         };
         now.saturating_sub(self.options.retention.window_ms)
     }
@@ -208,7 +208,7 @@ impl<S: Storage> Group<S> {
             return;
         }
         self.fold.shortened = true;
-        let newest = self.journal.state().arrived_ms;
+        let newest = self.durable_state.arrived_ms;
         let seconds = newest.saturating_sub(self.fold.oldest.arrived_ms) / 1000;
         let why = match self.stall {
             Some(Stall::NoRoom(_)) => "the disk is full",

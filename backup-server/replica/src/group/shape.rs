@@ -9,15 +9,16 @@
 //! The form changes only while every record is in the cut: the records before it say what they
 //! depend on in another way than those after it.
 
-use super::attach::{Refusal, refuse};
+use super::attach::Unattached;
+use super::durable::{NotOnRecord, NotYet};
 use super::{Group, GroupError, HostStatus, Link, Now, WriterSlot};
 use crate::manifest::{Manifest, Member};
 use thiserror::Error;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{RefusalKind, Tagging};
 use tidelock_storage::Storage;
-use tidelock_store::journal::{Note, Shape, Standing};
+use tidelock_store::journal::{Note, Shape, Standing, Ticket};
 
 /// Why a member is not removed.
 #[derive(Debug, Error)]
@@ -46,6 +47,9 @@ pub enum RemoveError {
         /// The member.
         member: String,
     },
+    /// It is being put on record: to be asked again when this is durable.
+    #[error("the removal is being put on record")]
+    NotYet(Ticket),
     /// It cannot be put on record.
     #[error("the removal cannot be put on record: {0}")]
     Journal(String),
@@ -62,13 +66,14 @@ impl<S: Storage> Group<S> {
         host: &str,
         writers: &[String],
         tagging: &Tagging,
-    ) -> Result<(), Refusal> {
-        let state = self.journal.state();
+    ) -> Result<(), Unattached> {
         let known = &self.manifest.writers;
         if writers == known && *tagging == self.tagging() {
-            return Ok(());
+            self.check_on_record(self.shaped_at)?;
+            // Not before: who becomes a writer must not be lost as a follower without being one.
+            return self.change_manifest(Manifest::forget_followers).map_err(cannot);
         }
-        let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
+        let mismatch = |reason| Err((RefusalKind::Mismatch, reason).into());
         if !writers.starts_with(known) {
             return mismatch(format!(
                 "the host's configuration has the writers {writers:?}, the backup {known:?}. \
@@ -92,8 +97,11 @@ impl<S: Storage> Group<S> {
                 "the group's members change, and the leases of the hosts that do not know it yet \
                  may hold for another {remaining_ms} ms"
             );
-            return refuse(RefusalKind::Stopping, reason);
+            return Err((RefusalKind::Stopping, reason).into());
         }
+        // What was received is looked at: all of it must be durable.
+        self.check_on_record(self.journal.ticket())?;
+        let state = self.journal.state();
         if tagging.form != state.form && !self.is_all_in_the_cut() {
             return mismatch(format!(
                 "the group is in the {} form and has records that depend on others that have not \
@@ -101,7 +109,7 @@ impl<S: Storage> Group<S> {
                 state.form
             ));
         }
-        self.put_on_record(writers, tagging).map_err(|e| (RefusalKind::Stopping, e))
+        self.put_on_record(writers, tagging)
     }
 
     /// The group's tagging, as its hosts have agreed on it.
@@ -136,38 +144,38 @@ impl<S: Storage> Group<S> {
         now: Now,
         host: &str,
         writers: &[String],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Unattached> {
         let others = self.other_hosts(host);
         if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
             let reason = format!(
                 "the group has members on host {other}, which is connected, and this host has no other members in its \
                  configuration: give both hosts the same configuration"
             );
-            return refuse(RefusalKind::Mismatch, reason);
+            return Err((RefusalKind::Mismatch, reason).into());
         }
         // Who is alone tags nothing, so the form stays.
         let tagging = Tagging { peers: Vec::new(), ..self.tagging() };
         self.reshape(now, host, writers, &tagging)?;
-        self.change_manifest(|manifest| manifest.followers.clear())
-            .map_err(|e| (RefusalKind::Stopping, e))
+        self.change_manifest(|manifest| manifest.followers.clear()).map_err(cannot)
     }
 
-    fn put_on_record(&mut self, writers: &[String], tagging: &Tagging) -> Result<(), String> {
+    fn put_on_record(&mut self, writers: &[String], tagging: &Tagging) -> Result<(), Unattached> {
         // The journal last: writers that only the manifest has do not exist yet.
         self.change_manifest(|manifest| {
             manifest.writers = writers.to_vec();
             manifest.members.resize(writers.len(), None);
             manifest.peers.clone_from(&tagging.peers);
-        })?;
+        })
+        .map_err(cannot)?;
         let shape = Shape {
             writers: writers.len() as u16,
             removed: self.removed(),
             joining: self.is_recoverable(),
             form: tagging.form,
         };
-        self.shaped(shape)?;
-        // Not before: who becomes a writer must not be lost as a follower without being one.
-        self.change_manifest(Manifest::forget_followers)
+        self.shaped(shape).map_err(cannot)?;
+        self.check_on_record(self.shaped_at)?;
+        self.change_manifest(Manifest::forget_followers).map_err(cannot)
     }
 
     fn change_manifest(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<(), String> {
@@ -190,9 +198,9 @@ impl<S: Storage> Group<S> {
             let state = self.journal.state();
             self.slots.resize_with(state.writers.len(), WriterSlot::empty);
             self.cut.reshape(state);
+            self.shaped_at = self.journal.ticket();
         }
-        // Also if it is the same: it may have been staged before, when there was no room for it.
-        self.must_be_on_record()
+        Ok(())
     }
 
     pub(super) fn removed(&self) -> Vec<WriterId> {
@@ -222,8 +230,22 @@ impl<S: Storage> Group<S> {
 
     /// How long a host's lease may hold still.
     pub(super) fn lease_of(&self, host: &str, now: Now) -> u64 {
+        self.grace_of(host).remaining_ms(now.mono)
+    }
+
+    pub(super) fn grace_of(&self, host: &str) -> Grace {
         let heard = self.heard.get(host).copied().unwrap_or(self.opened_at);
-        Grace::new(heard, self.manifest.grace_ms).remaining_ms(now.mono)
+        Grace::new(heard, self.manifest.grace_ms)
+    }
+
+    /// A host that is connected and was heard after this time, and the milliseconds since it was heard.
+    #[must_use]
+    pub fn heard_after(&self, at: MonoNanos, now: Now) -> Option<(String, u64)> {
+        let mut hosts = self.hosts(now).into_iter().filter(|host| host.is_connected);
+        hosts.find_map(|HostStatus { host, heard_ago_ms, .. }| {
+            let is_after = self.heard.get(&host).is_some_and(|heard| *heard > at);
+            is_after.then_some((host, heard_ago_ms.unwrap_or(0)))
+        })
     }
 
     /// The host behind a link was heard.
@@ -272,9 +294,21 @@ impl<S: Storage> Group<S> {
 
     /// Removes a member: nothing waits for it any more, and it is not recovered. What it wrote
     /// stays in the journal and its image; what of it had not arrived is given up, also where
-    /// others depend on it, and so is a resync that had not ended.
+    /// others depend on it, and so is a resync that had not ended. Waits for its disk.
     pub fn remove(&mut self, member: &str) -> Result<(), RemoveError> {
         self.flush();
+        match self.try_remove(member) {
+            Err(RemoveError::NotYet(_)) => {
+                self.flush();
+                self.try_remove(member)
+            }
+            removed => removed,
+        }
+    }
+
+    /// The same without waiting for the disk: [`RemoveError::NotYet`] is answered until the removal is on stable
+    /// storage.
+    pub fn try_remove(&mut self, member: &str) -> Result<(), RemoveError> {
         let host = self.host_of(member).ok_or_else(|| RemoveError::Unknown {
             group: self.manifest.group.clone(),
             member: member.to_owned(),
@@ -307,6 +341,10 @@ impl<S: Storage> Group<S> {
         let (writers, form) = (state.writers.len() as u16, state.form);
         self.shaped(Shape { writers, removed, joining: false, form })
             .map_err(RemoveError::Journal)?;
+        self.check_on_record(self.shaped_at).map_err(|error| match error {
+            NotOnRecord::NotYet(NotYet(ticket)) => RemoveError::NotYet(ticket),
+            NotOnRecord::Cannot(reason) => RemoveError::Journal(reason),
+        })?;
         self.floors.retain(|floor| !floor.is_of(writer));
         self.tell_floors();
         self.tell_committed();
@@ -327,4 +365,8 @@ impl<S: Storage> Group<S> {
         let followers = self.manifest.followers.keys();
         self.manifest.writers.iter().chain(followers).cloned().collect()
     }
+}
+
+fn cannot(reason: String) -> Unattached {
+    (RefusalKind::Stopping, reason).into()
 }

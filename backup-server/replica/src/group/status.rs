@@ -236,7 +236,7 @@ impl<S: Storage> Group<S> {
                 mode: attached.map(|m| m.mode),
                 durable: self.commit.durable_of(writer),
                 committed: self.commit.committed().get(writer),
-                copy: self.durable_copies[i],
+                copy: self.durable_state.writers.get(i).map_or(CopyState::Empty, |of| of.copy),
                 connected_since_unix_ms: slot
                     .link
                     .and(slot.attached_at)

@@ -14,9 +14,10 @@
 //! Invariant: who was ready when all were is told to go, also if it wants to go on by then, until a member attaches anew.
 //! Readiness is the word of a run on its connection, and ends with either.
 
-use super::{Group, Link, Output};
+use super::durable::{Immediate, Later, OfDurable};
+use super::{Group, Link};
 use std::collections::BTreeMap;
-use tidelock_protocol::message::Message;
+
 use tidelock_storage::Storage;
 use tidelock_store::journal::Standing;
 
@@ -33,23 +34,27 @@ impl<S: Storage> Group<S> {
     /// A member has shut its gate for good in this epoch.
     pub(super) fn lease_given_up(&mut self, link: Link) {
         let Some(name) = self.name_of_link(link) else { return };
-        self.flush();
-        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.link == Some(link)) {
-            // Nothing comes after it, so nobody need be asked what it has.
-            slot.has_left = true;
-        }
-        self.policy_has_left(&name);
         self.joint.ready.remove(&name);
-        let is_news = self.given_up.insert(name);
+        let is_news = self.given_up.insert(name.clone());
         if self.has_no_lease() {
             self.grace.give_up();
         }
-        if self.broken.is_none() {
-            let committed = self.told();
-            self.outputs.push(Output::Send(link, Message::LeaseGivenUp { committed }));
-        }
         if is_news {
             self.look_for_agreement();
+        }
+        self.later(name, Later::GaveUp(link));
+    }
+
+    /// Everything that it sent before that is durable.
+    pub(super) fn has_given_up(&mut self, name: &str, link: Link) {
+        if let Some(i) = self.manifest.writers.iter().position(|writer| writer == name) {
+            // Nothing comes after it, so nobody need be asked what it has.
+            self.slots[i].has_left = true;
+        }
+        self.policy_has_left(name);
+        if self.broken.is_none() {
+            let committed = self.told();
+            self.say_of_durable(link, OfDurable::LeaseGivenUp(committed));
         }
         self.tell_floors();
     }
@@ -62,7 +67,7 @@ impl<S: Storage> Group<S> {
         } else {
             let was_told_to_go = self.joint.ready.remove(&name).is_some() && self.joint.agreed;
             let members = if was_told_to_go { Vec::new() } else { self.not_ready() };
-            self.outputs.push(Output::Send(link, Message::SwitchAwaits { members }));
+            self.say_now(link, Immediate::SwitchAwaits(members));
         }
         self.look_for_agreement();
     }
@@ -72,9 +77,8 @@ impl<S: Storage> Group<S> {
         let all_agree = self.joint.agreed || not_ready.is_empty();
         self.joint.agreed = all_agree && !self.joint.ready.is_empty();
         let members = if self.joint.agreed { Vec::new() } else { not_ready };
-        for link in self.joint.ready.values() {
-            let message = Message::SwitchAwaits { members: members.clone() };
-            self.outputs.push(Output::Send(*link, message));
+        for link in self.joint.ready.values().copied().collect::<Vec<_>>() {
+            self.say_now(link, Immediate::SwitchAwaits(members.clone()));
         }
     }
 

@@ -1,10 +1,10 @@
 //! Sends tag terms to hosts: the keys of seals, and the greatest reachable seq of each writer
 //! (`tidelock_protocol::tag`).
 
-use super::{Group, Link, Now, Output};
+use super::durable::Immediate;
+use super::{Group, Link, Now};
 use tidelock_protocol::bounds;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::Message;
 use tidelock_protocol::tag::{TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
@@ -22,7 +22,7 @@ impl<S: Storage> Group<S> {
         let is_of_several = self.slots.iter().all(|s| s.link != Some(link) || s.is_of_several);
         if is_of_several {
             let terms = self.tag_terms(now);
-            self.outputs.push(Output::Send(link, Message::TagTerms(terms)));
+            self.say_now(link, Immediate::TagTerms(terms));
         }
     }
 
@@ -37,7 +37,7 @@ impl<S: Storage> Group<S> {
     /// give out.
     pub(super) fn reachable(&self, writer: WriterId) -> Seq {
         let of = self.journal.state().writers[writer.index()];
-        if of.standing == Standing::Removed {
+        if self.durable_standing(writer.index()) == Some(Standing::Removed) {
             return bounds::SEQ_OF_REMOVED;
         }
         let (epoch, said) = self.slots[writer.index()].admitted;

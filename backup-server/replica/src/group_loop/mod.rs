@@ -6,27 +6,34 @@
 //! ```
 //!
 //! The driver tells what has arrived, in order, and then lets the loop take its [`turn`](GroupLoop::turn): the group
-//! writes all of it as one batch, syncs, and sends what follows from that. The next batch forms meanwhile: group commit
-//! without a timer. Only what has to be tried again (no room, a failed disk) is tried once a second.
+//! writes all of it as one batch, gives the driver a sync to do unless one is under way, and sends what waits for none.
+//! What a sync has made durable follows from its end ([`synced`](GroupLoop::synced)). The next batch forms meanwhile:
+//! group commit without a timer. Only what has to be tried again (no room, a failed disk) is tried once a second.
 //!
 //! | module | what it is for |
 //! |---|---|
 //! | this | opening, breaking down, turns |
+//! | `orders` | operators' orders, which may have to wait for the end of a lease or for room |
 //! | `waiting` | frames, attachments and guests' writes that the group has not taken yet |
 //! | `jobs` | work that is done beside the loop: folds, indexes, verification, compression |
 
 mod jobs;
+mod orders;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 pub use jobs::{Job, JobEnd};
+pub use orders::{Answer, Order, Wait};
 pub use waiting::{GuestRequest, work_bytes};
 
 use crate::connection::outbox::Outbox;
 use crate::connection::room::Taken;
 use crate::group::{
-    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Now, Output,
+    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, NotYet, Now, Output,
     RecoverError,
 };
+use orders::Ordered;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -35,7 +42,7 @@ use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Attach, RefusalKind};
 use tidelock_storage::Storage;
-use tidelock_store::journal::TornTail;
+use tidelock_store::journal::{Durable, JournalError, SyncJob, TornTail};
 use waiting::{Guests, Waiting};
 
 const RETRY_MS: u64 = 1000;
@@ -46,6 +53,8 @@ pub trait Driver {
     type Storage: Storage;
     /// The way back of a guest's write.
     type Done;
+    /// The way back of an operator's order.
+    type Asker;
 
     /// The group's directory; it need not exist yet.
     fn storage(&self) -> Self::Storage;
@@ -63,8 +72,17 @@ pub trait Driver {
     fn tend(&mut self, group: &mut Group<Self::Storage>, now: Now);
     /// The group says something to a host: [`Output::send`] puts it in the outbox, at once or when the sync has ended.
     fn send(&mut self, outbox: &Arc<Outbox>, output: Output);
+    /// Everything that the group has written is to be made durable, and the end told by [`GroupLoop::synced`]. There is
+    /// one at a time.
+    fn sync(&mut self, generation: u64, job: SyncJob<<Self::Storage as Storage>::File>);
     /// A guest of a recovered group has its answer.
     fn answer(&mut self, done: Self::Done, result: io::Result<()>);
+    /// True if nobody waits for the answer to an order any more.
+    fn is_gone(&self, asker: &Self::Asker) -> bool;
+    /// An order waits. Told again when the reason or the deadline changes.
+    fn waits(&mut self, asker: &Self::Asker, wait: Wait);
+    /// An operator has the answer to an order.
+    fn answer_order(&mut self, asker: Self::Asker, answer: Answer);
     /// A job is to be done beside the loop, and its end told by [`GroupLoop::job_done`].
     fn begin(&mut self, generation: u64, job: Job<Self::Storage>);
     /// The group is about to be given this frame (for checkers).
@@ -139,7 +157,13 @@ pub struct GroupLoop<D: Driver> {
     /// Work of this turn, by the connection that has caused it.
     worked: BTreeMap<ConnectionId, u64>,
     guests: Guests<D::Done>,
+    /// In the order in which they came.
+    orders: Vec<Ordered<D::Asker>>,
     job_not_before: Option<MonoNanos>,
+    /// Something is durable that attachments, orders or frames may wait for.
+    must_turn: bool,
+    /// Syncs are waited for.
+    is_stopping: bool,
     /// The connection by which each member was attached last, before the group broke.
     attached_by: BTreeMap<String, ConnectionId>,
 }
@@ -157,7 +181,10 @@ impl<D: Driver> GroupLoop<D> {
             waiting: BTreeMap::new(),
             worked: BTreeMap::new(),
             guests: Guests::default(),
+            orders: Vec::new(),
             job_not_before: None,
+            must_turn: false,
+            is_stopping: false,
             attached_by: BTreeMap::new(),
         }
     }
@@ -242,12 +269,6 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    /// A recovery is about to be asked for: the group is open, if that is possible, and has every record that has arrived.
-    pub fn prepare_recovery(&mut self, now: Now, driver: &mut D) {
-        self.open_if_broken(now, driver);
-        self.take_all_waiting(now, driver);
-    }
-
     fn break_down(&mut self, kind: RefusalKind, reason: String, now: Now, driver: &mut D) {
         driver.broke(&reason);
         self.drop_waiting(&reason, driver);
@@ -268,7 +289,8 @@ impl<D: Driver> GroupLoop<D> {
     pub fn host(&mut self, event: HostEvent, now: Now, driver: &mut D) {
         match event {
             HostEvent::Attach { link, host, attach, outbox, room } => {
-                let attach = Waiting::Attach { link, host, attach, outbox, _room: room };
+                let attach =
+                    Waiting::Attach { link, host, attach, outbox, until: None, _room: room };
                 self.in_order(link.connection, attach, now, driver);
             }
             HostEvent::Frames { link, frames, room } => {
@@ -297,10 +319,10 @@ impl<D: Driver> GroupLoop<D> {
         link: Link,
         host: &str,
         attach: &Attach,
-        outbox: Arc<Outbox>,
+        outbox: &Arc<Outbox>,
         now: Now,
         driver: &mut D,
-    ) {
+    ) -> Result<(), NotYet> {
         if matches!(self.phase, Phase::Absent) {
             // A seed may have been put there since.
             self.open(now, driver);
@@ -308,21 +330,23 @@ impl<D: Driver> GroupLoop<D> {
         if matches!(self.phase, Phase::Absent)
             && let Err((kind, reason)) = self.create(host, attach, now, driver)
         {
-            return driver.send(&outbox, Output::Refuse(link, kind, reason));
+            driver.send(outbox, Output::Refuse(link, kind, reason));
+            return Ok(());
         }
         match &mut self.phase {
             Phase::Live(group) => {
-                self.outboxes.insert(link.connection, outbox);
-                group.attach(now, link, host, attach);
+                self.outboxes.insert(link.connection, Arc::clone(outbox));
+                return group.try_attach(now, link, host, attach);
             }
             Phase::Broken { kind, reason, .. } => {
-                driver.send(&outbox, Output::Refuse(link, *kind, reason.clone()));
+                driver.send(outbox, Output::Refuse(link, *kind, reason.clone()));
             }
             Phase::Absent => {
                 let reason = "the group was not created".into();
-                driver.send(&outbox, Output::Refuse(link, RefusalKind::Stopping, reason));
+                driver.send(outbox, Output::Refuse(link, RefusalKind::Stopping, reason));
             }
         }
+        Ok(())
     }
 
     fn create(
@@ -375,7 +399,9 @@ impl<D: Driver> GroupLoop<D> {
         if let Phase::Live(group) = &mut self.phase {
             group.retry();
         }
+        self.must_turn = false;
         self.take_waiting(now, driver);
+        self.carry_out_orders(now, driver);
         self.commit(driver);
         self.send_outputs(driver);
         if let Phase::Live(group) = &mut self.phase {
@@ -392,7 +418,12 @@ impl<D: Driver> GroupLoop<D> {
     /// The time after which a turn is due although nothing arrives.
     #[must_use]
     pub fn timeout(&self, now: Now) -> Option<Duration> {
-        if self.waiting.keys().any(|connection| self.has_worked(*connection)) {
+        let deadline = self.deadline().map(|at| Duration::from_nanos(at.since_ns(now.mono)));
+        [deadline, self.retry_timeout(now)].into_iter().flatten().min()
+    }
+
+    fn retry_timeout(&self, now: Now) -> Option<Duration> {
+        if self.must_turn || self.waiting.keys().any(|connection| self.has_worked(*connection)) {
             return Some(Duration::ZERO);
         }
         let pause = self.group().and_then(|group| group.is_compressing(now));
@@ -405,10 +436,41 @@ impl<D: Driver> GroupLoop<D> {
             Phase::Absent => false,
         };
         let must_retry = must_retry || self.job_not_before.is_some() || self.has_waiting();
+        let must_retry = must_retry || self.waits_for_room();
         // The pause after a small segment is short; when it is over, all else is waited for.
         let pause = pause.filter(|pause| *pause > 0).map(Duration::from_nanos);
         let retry = Duration::from_millis(RETRY_MS);
         must_retry.then(|| pause.map_or(retry, |pause| pause.min(retry)))
+    }
+
+    /// A sync has ended that was begun in this opening of the group, or in one before: what follows from it goes out.
+    pub fn synced(
+        &mut self,
+        generation: u64,
+        end: Result<Durable, JournalError>,
+        now: Now,
+        driver: &mut D,
+    ) {
+        self.tick(now);
+        let Phase::Live(group) = &mut self.phase else { return };
+        if generation != self.generation {
+            return;
+        }
+        group.synced(end);
+        self.must_turn = true;
+        self.answer_guests(driver);
+        self.send_outputs(driver);
+    }
+
+    /// Makes everything received durable, for whoever looks at the past next, and waits for the disk. No sync is under
+    /// way.
+    pub fn settle(&mut self, now: Now, driver: &mut D) {
+        self.tick(now);
+        let Phase::Live(group) = &mut self.phase else { return };
+        group.flush();
+        self.must_turn = true;
+        self.answer_guests(driver);
+        self.send_outputs(driver);
     }
 
     fn send_outputs(&mut self, driver: &mut D) {
@@ -423,13 +485,20 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    /// The server stops: the group has all that has arrived, and is closed.
+    /// The server stops, and waits for the disk: the group has all that has arrived, and is closed. The end of every
+    /// sync was told.
     pub fn stop(&mut self, now: Now, driver: &mut D) {
+        self.is_stopping = true;
         self.take_all_waiting(now, driver);
+        if let Phase::Live(group) = &mut self.phase {
+            group.flush();
+        }
+        // Attachments and orders that have waited for that.
         self.turn(now, driver);
         if let Phase::Live(group) = &mut self.phase {
             group.close();
         }
+        self.answer_guests(driver);
         self.send_outputs(driver);
     }
 }

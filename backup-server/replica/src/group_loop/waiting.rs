@@ -5,7 +5,7 @@
 use super::{Driver, GroupLoop, Phase};
 use crate::connection::outbox::Outbox;
 use crate::connection::room::Taken;
-use crate::group::{ConnectionId, GuestEffect, Link, Now, Output};
+use crate::group::{ConnectionId, GuestEffect, Link, NotYet, Now, Output};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{Behind, Ticket};
 
 /// Work that one connection may cause in a turn, beyond storing its records ([`work_bytes`]).
 pub(super) const TURN_WORK_BYTES: u64 = 2 * limits::DIGEST_CHUNK_MAX_BYTES as u64;
@@ -34,6 +35,8 @@ pub(super) enum Waiting {
         host: String,
         attach: Box<Attach>,
         outbox: Arc<Outbox>,
+        /// It was tried, and is tried again when this is durable.
+        until: Option<Ticket>,
         _room: Taken,
     },
     /// The end of the connection, likewise.
@@ -61,14 +64,21 @@ pub enum GuestRequest {
 pub(super) struct Guests<Done> {
     /// The group has not taken them yet.
     queue: VecDeque<(GuestRequest, Done)>,
-    /// Requests that the group has taken and not answered. True: the answer waits for stable storage.
+    /// Requests that the group has taken and that are not readable yet. True: the answer waits for stable storage.
     unanswered: Vec<(Done, bool)>,
+    /// Answers that wait for stable storage.
+    behind: VecDeque<Behind<Done>>,
     unsynced_bytes: u64,
 }
 
 impl<Done> Default for Guests<Done> {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), unanswered: Vec::new(), unsynced_bytes: 0 }
+        Self {
+            queue: VecDeque::new(),
+            unanswered: Vec::new(),
+            behind: VecDeque::new(),
+            unsynced_bytes: 0,
+        }
     }
 }
 
@@ -154,9 +164,16 @@ impl<D: Driver> GroupLoop<D> {
                     }
                     *self.worked.entry(connection).or_default() += work;
                 }
+                Some(Waiting::Attach { until: Some(ticket), .. })
+                    if let Phase::Live(group) = &self.phase
+                        && !group.must_try_again(*ticket) =>
+                {
+                    return;
+                }
                 Some(Waiting::Attach { .. } | Waiting::Lost) => {
-                    if let Some(other) = waiting.pop_front() {
-                        self.take_other(connection, other, now, driver);
+                    let Some(other) = waiting.pop_front() else { continue };
+                    if let Err(other) = self.take_other(connection, other, now, driver) {
+                        return self.waiting.entry(connection).or_default().push_front(other);
                     }
                 }
             }
@@ -190,8 +207,13 @@ impl<D: Driver> GroupLoop<D> {
             .into_iter()
             .partition(|one| matches!(one, Waiting::Frames { .. }));
         *waiting = frames;
-        for other in others {
-            self.take_other(connection, other, now, driver);
+        let mut others = others.into_iter();
+        while let Some(other) = others.next() {
+            if let Err(other) = self.take_other(connection, other, now, driver) {
+                let waiting = self.waiting.entry(connection).or_default();
+                others.rev().for_each(|other| waiting.push_front(other));
+                return waiting.push_front(other);
+            }
         }
     }
 
@@ -213,19 +235,44 @@ impl<D: Driver> GroupLoop<D> {
     ) {
         self.tick(now);
         self.take_waiting_of(connection, now, driver);
-        let waits = self.has_worked(connection);
+        let waits = self.has_worked(connection) || self.has_attach_waiting(connection);
         match self.waiting.get_mut(&connection) {
             Some(waiting) if waits => waiting.push_back(event),
-            _ => self.take_other(connection, event, now, driver),
+            _ => {
+                if let Err(event) = self.take_other(connection, event, now, driver) {
+                    self.waiting.entry(connection).or_default().push_front(event);
+                }
+            }
         }
     }
 
-    fn take_other(&mut self, connection: ConnectionId, event: Waiting, now: Now, driver: &mut D) {
+    fn has_attach_waiting(&self, connection: ConnectionId) -> bool {
+        let mut waiting = self.waiting.get(&connection).into_iter().flatten();
+        waiting.any(|one| matches!(one, Waiting::Attach { .. }))
+    }
+
+    /// Gives it back if it waits for something that is not durable yet: what comes after it waits, too.
+    fn take_other(
+        &mut self,
+        connection: ConnectionId,
+        event: Waiting,
+        now: Now,
+        driver: &mut D,
+    ) -> Result<(), Waiting> {
         match event {
-            Waiting::Attach { link, host, attach, outbox, .. } => {
-                self.attach(link, &host, &attach, outbox, now, driver);
+            Waiting::Attach { link, host, attach, outbox, _room, .. } => {
+                match self.attach(link, &host, &attach, &outbox, now, driver) {
+                    Ok(()) => Ok(()),
+                    Err(NotYet(ticket)) => {
+                        let until = Some(ticket);
+                        Err(Waiting::Attach { link, host, attach, outbox, until, _room })
+                    }
+                }
             }
-            Waiting::Lost => self.lose(connection, driver),
+            Waiting::Lost => {
+                self.lose(connection, driver);
+                Ok(())
+            }
             Waiting::Frames { .. } => unreachable!("frames are taken one by one"),
         }
     }
@@ -236,6 +283,8 @@ impl<D: Driver> GroupLoop<D> {
         for (done, _) in self.guests.unanswered.drain(..) {
             driver.answer(done, Err(io::Error::other(reason.to_owned())));
         }
+        // Whoever waits for one that is dropped hears that it has failed.
+        self.guests.behind.clear();
         for (connection, waiting) in std::mem::take(&mut self.waiting) {
             for one in waiting {
                 match one {
@@ -281,27 +330,53 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    /// Makes the batch durable. A recovered group's guests decide when something must be.
+    /// Writes the batch, and has it made durable. A recovered group's guests decide when something must be.
     pub(super) fn commit(&mut self, driver: &mut D) {
+        let awaits_durable = self.order_awaits_durable();
         let Phase::Live(group) = &mut self.phase else { return };
-        if group.recovery().is_none() {
-            group.flush();
-            return;
-        }
-        if !group.guest_written() {
-            return;
-        }
         let guests = &mut self.guests;
-        let must_sync = guests.unanswered.iter().any(|(_, durable)| *durable)
-            || guests.unsynced_bytes >= UNSYNCED_MAX_BYTES;
-        if must_sync {
-            group.flush();
-            guests.unsynced_bytes = 0;
+        if group.recovery().is_some() {
+            // If there is no room, or the next segment waits for a sync, those who wait go on waiting.
+            if group.guest_written() {
+                for (done, durable) in guests.unanswered.drain(..) {
+                    match durable {
+                        true => guests.behind.push_back(Behind::new(group.ticket(), done)),
+                        false => driver.answer(done, Ok(())),
+                    }
+                }
+            }
+            let must_sync = awaits_durable
+                || !guests.behind.is_empty()
+                || guests.unanswered.iter().any(|(_, durable)| *durable)
+                || guests.unsynced_bytes >= UNSYNCED_MAX_BYTES;
+            if must_sync {
+                guests.unsynced_bytes = 0;
+                self.sync(driver);
+            }
+            return self.answer_guests(driver);
         }
-        // If the flush found no room, those who wait go on waiting.
-        if group.accepts() {
-            for (done, _) in guests.unanswered.drain(..) {
-                driver.answer(done, Ok(()));
+        group.write();
+        self.sync(driver);
+    }
+
+    fn sync(&mut self, driver: &mut D) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        if self.is_stopping {
+            return group.flush();
+        }
+        if let Some(job) = group.begin_sync() {
+            driver.sync(self.generation, job);
+        }
+    }
+
+    /// Answers guests whose requests are on stable storage.
+    pub(super) fn answer_guests(&mut self, driver: &mut D) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        let durable = group.durable();
+        for behind in std::mem::take(&mut self.guests.behind) {
+            match behind.open(&durable) {
+                Ok(done) => driver.answer(done, Ok(())),
+                Err(behind) => self.guests.behind.push_back(behind),
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::folder::Folder;
 use crate::server::inbox::Inbox;
+use crate::server::orders::Asker;
 use crate::server::past::Past;
 use crate::server::peer_log::peer_log;
 use crate::server::snapshots;
@@ -11,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_replica::connection::outbox::Outbox;
-use tidelock_replica::group::{Group, Now, Output};
-use tidelock_replica::group_loop::{Driver, Job};
-use tidelock_storage::files::Files;
+use tidelock_replica::group::{Group, Moved, Now, Output};
+use tidelock_replica::group_loop::{Answer, Driver, Job, Wait};
+use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::reserve::Reserve;
-use tidelock_store::journal::TornTail;
+use tidelock_store::journal::{SyncJob, TornTail};
 use tokio::sync::oneshot;
 
 pub(super) struct ThreadDriver {
@@ -29,6 +30,8 @@ pub(super) struct ThreadDriver {
     /// Requests that wait for the cut, by the number that the group has given to each.
     pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     pub(super) folder: Option<Folder>,
+    /// To be done when the turn has ended.
+    pub(super) sync: Option<(u64, SyncJob<OpenFile>)>,
     /// False for views that were handed out before the group broke.
     pub(super) alive: Arc<AtomicBool>,
     /// The reason that was logged last.
@@ -52,6 +55,7 @@ impl ThreadDriver {
 impl Driver for ThreadDriver {
     type Storage = Files;
     type Done = oneshot::Sender<io::Result<()>>;
+    type Asker = Asker;
 
     fn storage(&self) -> Files {
         Files::new(self.dir.clone()).with_reserve(Arc::clone(&self.reserve))
@@ -122,6 +126,29 @@ impl Driver for ThreadDriver {
     fn answer(&mut self, done: oneshot::Sender<io::Result<()>>, result: io::Result<()>) {
         // Whoever has asked may be gone.
         let _ = done.send(result);
+    }
+
+    fn sync(&mut self, generation: u64, job: SyncJob<OpenFile>) {
+        self.sync = Some((generation, job));
+    }
+
+    fn is_gone(&self, asker: &Asker) -> bool {
+        asker.is_gone()
+    }
+
+    fn waits(&mut self, asker: &Asker, wait: Wait) {
+        asker.waits(wait);
+    }
+
+    fn answer_order(&mut self, asker: Asker, answer: Answer) {
+        if matches!(answer, Answer::Removed(Ok(()))) {
+            tracing::warn!(group = &*self.group, "a member is removed by the operator");
+        }
+        if let Answer::Moved(Ok(Moved { member, from, to, .. })) = &answer {
+            let from = from.as_deref().unwrap_or("nobody");
+            tracing::warn!(group = &*self.group, member, from, to, "moved by the operator");
+        }
+        asker.answer(answer);
     }
 
     fn begin(&mut self, generation: u64, job: Job<Files>) {

@@ -1,11 +1,12 @@
-//! Questions and orders of operators to a group. An answer that nobody waits for any more is dropped.
+//! Questions and requests of operators to a group that are answered at once. An answer that nobody waits for any more
+//! is dropped.
 
 use super::Owner;
 use crate::server::clock;
 use crate::server::inbox::{Damage, DamagedAsk, Event, LiveDisks, RepairStatus};
 use crate::server::repair;
 use std::sync::Arc;
-use tidelock_replica::group::{Group, GroupStatus, Link, MoveError, RemoveError};
+use tidelock_replica::group::{Group, GroupStatus, Link};
 use tidelock_replica::manifest;
 use tidelock_storage::files::Files;
 use tokio::sync::oneshot;
@@ -15,47 +16,11 @@ impl Owner {
         let now = clock::now();
         let unavailable = self.state.unavailable();
         match (query, self.state.group_mut()) {
-            (
-                Event::Recover { primary_declared_dead: dead, point, accepts_damage, done },
-                Some(group),
-            ) => {
-                let recovered = match (&point, accepts_damage) {
-                    (point, true) => group.recover_accepting(now, dead, point.as_ref()),
-                    (Some(point), false) => group.recover_at(now, dead, point),
-                    (None, false) => group.recover(now, dead),
-                };
-                let _ = done.send(recovered);
-            }
             (Event::Damaged { ask, done }, Some(group)) => {
                 let _ = done.send(damaged(group, ask));
             }
             (Event::Damaged { done, .. }, None) => {
                 let _ = done.send(Err(unavailable.to_string()));
-            }
-            (Event::Recover { done, .. }, None) => {
-                let _ = done.send(Err(unavailable));
-            }
-            (Event::MoveMember { member, to, done }, Some(group)) => {
-                let moved = group.move_member(now, &member, &to);
-                if let Ok(moved) = &moved {
-                    let from = moved.from.as_deref().unwrap_or("nobody");
-                    tracing::warn!(group = &*self.group, member, from, to, "moved by the operator");
-                }
-                let _ = done.send(moved);
-            }
-            (Event::MoveMember { done, .. }, None) => {
-                let _ = done.send(Err(MoveError::Unavailable(unavailable.to_string())));
-            }
-            (Event::Remove { member, done }, Some(group)) => {
-                let removed = group.remove(&member);
-                if removed.is_ok() {
-                    tracing::warn!(group = &*self.group, member, "removed by the operator");
-                }
-                let _ = done.send(removed);
-            }
-            (Event::Remove { done, .. }, None) => {
-                let reason = unavailable.to_string();
-                let _ = done.send(Err(RemoveError::Journal(reason)));
             }
             (Event::History { done }, Some(group)) => {
                 let _ = done.send(group.history().map_err(|e| e.to_string()));

@@ -1,6 +1,7 @@
 //! Connections that ask for much work share a group's thread with others.
 
 use super::*;
+use crate::server::orders::Asker;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
@@ -11,9 +12,8 @@ use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role, Writing};
 use tidelock_replica::connection::outbox::Outbox;
 use tidelock_replica::connection::room::Taken;
-use tidelock_replica::group::{ConnectionId, Link};
-use tidelock_replica::group_loop::HostEvent;
-use tokio::sync::oneshot;
+use tidelock_replica::group::{ConnectionId, Link, RecoverError};
+use tidelock_replica::group_loop::{Answer, HostEvent, Order};
 
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
 const CHECKS: u64 = 40;
@@ -69,6 +69,7 @@ fn compared(messages: &[Message]) -> Vec<u64> {
 impl Owner {
     fn turns(&mut self) {
         self.state.turn(clock::now(), &mut self.driver);
+        self.sync();
     }
 }
 
@@ -138,15 +139,15 @@ async fn beacons_do_not_wait_for_all_the_checks_that_arrived_before_them() {
 async fn a_recovery_takes_what_arrived_and_compares_nothing_for_it() {
     let mut of = Attached::new();
     of.floods();
-    let (done, answer) = oneshot::channel();
-    of.owner.handle(Event::Recover {
-        primary_declared_dead: false,
-        point: None,
-        accepts_damage: false,
-        done,
-    });
-    assert!(answer.await.unwrap().is_err());
-    assert!(!of.owner.state.has_waiting());
+    let (asker, _, answer) = Asker::new();
+    let order = Order::Recover { primary_declared_dead: true, point: None, accepts_damage: false };
+    of.owner.handle(Event::Order { order, asker });
     of.owner.turns();
+    let answer = answer.await.unwrap();
+    assert!(
+        matches!(answer, Answer::Recovered(Err(RecoverError::Initialising { .. }))),
+        "{answer:?}"
+    );
+    assert!(!of.owner.state.has_waiting());
     assert_eq!(compared(&sent(&of.outbox)).len() as u64, CHECKS, "each has its answer");
 }

@@ -119,15 +119,14 @@ impl<S: Storage> Journal<S> {
         over
     }
 
-    /// The end, with the state there, if everything up to it is durable and the newest segment has had no waypoint
-    /// for so long that it is time for one.
+    /// The end of what is written, with the state there, if the newest segment has had no waypoint for so long that it
+    /// is time for one. To be marked when it is durable.
     #[must_use]
     pub fn waypoint_due(&self) -> Option<(Position, State)> {
         let end = self.end();
         let last = self.builder.waypoints().last().map_or(0, |of| of.offset);
         let is_due = end.offset - last >= self.options.segment_bytes / WAYPOINTS_PER_SEGMENT;
-        let is_durable = self.batch.is_empty() && self.durable_end == end;
-        (is_due && is_durable).then(|| (end, self.state.clone()))
+        (is_due && self.batch.is_empty()).then(|| (end, self.state.clone()))
     }
 
     /// A replay may begin at this place of a segment, if that is still the newest one.

@@ -19,6 +19,7 @@
 
 mod batch;
 mod cold;
+mod durable;
 mod examine;
 mod format;
 mod index;
@@ -44,6 +45,7 @@ pub use cold::{
     COLD_VERSION, ColdError, ColdFile, Compress, CompressJob, Compressed, SegmentFile,
     cold_file_name, parse_cold_file_name,
 };
+pub use durable::{Behind, Durable, SyncJob, Ticket};
 pub use examine::{payload_of, read_payload};
 pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_NOTES_MAX_BYTES, BATCH_TARGET_BYTES,
@@ -243,6 +245,10 @@ pub struct Journal<S: Storage> {
     /// Number and end of the last batch that is durable.
     durable_number: u64,
     durable_end: Position,
+    /// What whoever keeps the journal was told of that.
+    reported: Durable,
+    /// A sync runs beside it.
+    syncing: bool,
     /// After everything staged.
     state: State,
     /// What is written now arrives at this time, in milliseconds since the Unix epoch.
@@ -289,6 +295,8 @@ impl<S: Storage> Journal<S> {
             chain: 0,
             durable_number: 0,
             durable_end: Position::default(),
+            reported: Durable::NOTHING,
+            syncing: false,
             next_segment: Some(Note::Checkpoint(Box::new(state.clone()))),
             now_ms: state.arrived_ms,
             state,
@@ -304,6 +312,7 @@ impl<S: Storage> Journal<S> {
             poisoned: false,
         };
         journal.begin_segment()?;
+        journal.report_all();
         Ok(journal)
     }
 
@@ -370,7 +379,8 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Writes what is staged as one batch. It is not durable yet. On [`JournalError::Full`] it
-    /// stays staged. Calls `placed` for each record with where it is.
+    /// stays staged, and so it does while a sync runs that the next segment must wait for. Calls `placed` for each
+    /// record with where it is.
     pub fn write(
         &mut self,
         mut placed: impl FnMut(Placed<'_, S::File>),
@@ -378,7 +388,7 @@ impl<S: Storage> Journal<S> {
         if self.poisoned {
             return Err(JournalError::Poisoned);
         }
-        if self.batch.is_empty() {
+        if self.batch.is_empty() || self.next_segment.is_some() && self.syncing {
             return Ok(());
         }
         self.begin_segment()?;
@@ -410,7 +420,8 @@ impl<S: Storage> Journal<S> {
         Ok(())
     }
 
-    /// Makes everything written durable.
+    /// Makes everything written durable, and waits for it. Not while a [`SyncJob`] runs: of two syncs that run at once
+    /// only one hears of an error.
     pub fn sync(&mut self) -> Result<(), JournalError> {
         if self.poisoned {
             return Err(JournalError::Poisoned);
@@ -418,6 +429,7 @@ impl<S: Storage> Journal<S> {
         if !self.is_unsynced() {
             return Ok(());
         }
+        debug_assert!(!self.syncing, "one sync at a time");
         let segment = self.segments.last().expect("something was written");
         if let Err(source) = segment.file.sync() {
             self.poisoned = true;

@@ -25,7 +25,8 @@ use super::map::Maps;
 use super::reader::corrupt;
 use super::scan::{Scan, ScanError, Scanned, find_header};
 use super::{
-    Batch, Journal, JournalError, Note, Options, PlacedEffect, Position, Segment, State, write_back,
+    Batch, Durable, Journal, JournalError, Note, Options, PlacedEffect, Position, Segment, State,
+    write_back,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -133,6 +134,8 @@ impl<S: Storage> Journal<S> {
             chain: 0,
             durable_number: 0,
             durable_end: Position::default(),
+            reported: Durable::NOTHING,
+            syncing: false,
             state: State::default(),
             now_ms: 0,
             batch: Batch::default(),
@@ -229,6 +232,7 @@ impl<S: Storage> Journal<S> {
         settle().map_err(JournalError::io("make the journal's tail durable"))?;
         self.durable_number = self.number;
         self.durable_end = self.end();
+        self.report_all();
         Ok(())
     }
 }

@@ -97,6 +97,7 @@ fn a_full_disk_stalls_and_nothing_is_lost_or_doubled() {
                 assert_eq!(kind, Some(RefusalKind::Stopping));
                 disk.set_faults(Faults::default());
                 group.retry();
+                group.flush();
                 assert!(group.accepts());
                 assert_eq!(acked(&group.take_outputs()), Some((next - 1, next - 1)));
             }
@@ -150,6 +151,7 @@ fn a_full_batch_that_cannot_be_written_takes_no_log_age_and_is_in_no_attachments
     assert_eq!(group.broken(), None);
     disk.set_faults(Faults::default());
     group.retry();
+    group.flush();
     assert!(group.accepts());
     let kept = reopen(&disk.crash(&mut || false));
     assert_eq!(kept.state().writers[0].seq, Seq(next - 1), "all of the batch");
@@ -229,6 +231,7 @@ fn a_full_disk_shortens_the_window_in_the_reserves_room_and_pins_stay() {
     let step = |group: &mut Group<Memory>| {
         fold(group);
         group.retry();
+        group.flush();
         group.accepts()
     };
     assert!((0..10).any(|_| step(&mut group)), "{:?}", group.status(at_ms(0)).stalled);

@@ -119,6 +119,7 @@ fn a_pinned_view_stands_still_while_everything_goes_on() {
     let mut group = whole(&disk);
     while fold(&mut group) {}
     send(&mut group, LINK, write(4, 0, 4, 600));
+    group.flush();
     let pin = group.pin().unwrap();
     let held = group.journal().durable_end();
     let mut then = vec![0; SIZE as usize];
@@ -149,6 +150,7 @@ fn a_recovery_without_room_is_on_record_when_there_is() {
     }
     disk.set_faults(Faults::default());
     group.retry();
+    group.flush();
     let recovery = group.recover(at_ms(0), true).unwrap();
     assert_eq!(recovery.epoch, Epoch(2), "it is begun once");
     assert_eq!(reopen(&disk.crash(&mut || false)).recovery(), Some(recovery));

@@ -113,6 +113,7 @@ fn what_a_recovery_leaves_out_is_not_passed_by_the_fold_before_it_is_on_record()
     assert_eq!(reopen(&disk.killed()).cut.cut(), &before);
     // With room it goes on.
     group.retry();
+    group.flush();
     assert_eq!(group.recovery().unwrap().epoch, Epoch(2));
     while past::fold(&mut group, at_ms(0)) {}
     assert_eq!(group.unfolded_bytes(), 0);

@@ -304,7 +304,7 @@ fn a_record_that_waits_for_another_writers_is_in_no_state_before_that() {
 fn what_changed_between_two_points_is_what_the_records_between_them_wrote() {
     for form in [Form::Vector, Form::Hlc] {
         let disk = Memory::new();
-        let mut group = busy(&disk, form, 1_000_000, 60);
+        let group = busy(&disk, form, 1_000_000, 60);
         let past = group.history().unwrap();
         let points = [3, 4, 17, 18, 40, 55].map(|ms| past.resolve(&up_to(ms)).unwrap());
         for (from, to) in points.iter().flat_map(|from| points.iter().map(move |to| (from, to))) {

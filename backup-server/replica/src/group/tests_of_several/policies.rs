@@ -159,6 +159,7 @@ fn what_there_was_no_room_for_is_on_record_before_records_that_came_after_it() {
     assert!(!is_kept(&told(&group.take_outputs(), link(0))));
     disk.set_faults(Faults::default());
     group.retry();
+    group.flush();
     assert!(is_kept(&told(&group.take_outputs(), link(0))));
     let exposed = reopen(&disk.crash(&mut || false)).exposed(at_ms(90_000));
     assert_eq!(exposed[0].since_unix_ms, OPEN.degraded_since_unix_ms);

@@ -246,6 +246,7 @@ fn nothing_of_a_resync_is_passed_before_the_removal_is_on_record() {
         assert!((0..8).all(|nth| found[(nth * 64) as usize] == of(nth)), "{form}");
         // With room it is on record, and the fold goes on.
         group.retry();
+        group.flush();
         while fold(&mut group, at_ms(1000)) {}
         assert_eq!(group.unfolded_bytes(), 0, "{form}");
     }

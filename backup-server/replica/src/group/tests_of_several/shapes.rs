@@ -437,6 +437,7 @@ fn who_was_left_out_of_a_recovery_that_is_lost_is_there_still() {
     let lost = reopen(&disk.killed());
     assert_eq!((lost.epoch(), lost.standing(WriterId(2))), (Epoch(1), Standing::Joining));
     group.retry();
+    group.flush();
     for group in [&reopen(&disk.killed()), &group] {
         let recovery = group.recovery().unwrap();
         assert!(!recovery.writers[2].is_recovered && recovery.writers[1].is_recovered);

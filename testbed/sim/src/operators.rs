@@ -1,0 +1,141 @@
+//! Operators at the backup: they order recoveries, wait for the answers of production's loop, and go away now and then.
+
+use crate::failure::{Checked, Checker, check};
+use crate::faults::Later;
+use crate::group_driver::Asker;
+use crate::schedule::{MS, S};
+use crate::world::{Event, World, note};
+use std::collections::BTreeMap;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::RecoverError;
+use tidelock_replica::group_loop::{Answer, Order, Wait};
+
+/// A group's operators.
+#[derive(Debug, Default)]
+pub(crate) struct Operators {
+    last: Asker,
+    /// The one who waits for an answer, and has stated that the primary is dead, or not.
+    waits: Option<(Asker, bool)>,
+    /// Those who have gone away, and whether the recovery was begun by then.
+    gone: BTreeMap<Asker, bool>,
+}
+
+impl Operators {
+    /// Those who have gone away.
+    pub(crate) fn gone(&self) -> impl Iterator<Item = Asker> {
+        self.gone.keys().copied()
+    }
+
+    /// Nobody waits any more: the server is gone. True if somebody did.
+    pub(crate) fn hang_up(&mut self) -> bool {
+        self.waits.take().is_some()
+    }
+}
+
+impl World {
+    /// An operator orders the recovery of a group.
+    pub fn recover(&mut self, group: usize) -> Checked {
+        let goes_on = !self.faulty && !self.is_lost(group) && !self.is_switched(group);
+        let slot = &self.backup.groups[group];
+        if slot.recovered.is_some() || goes_on || slot.operators.waits.is_some() {
+            return Ok(());
+        }
+        let Some(boot) = self.backup.run() else {
+            self.schedule.after(200 * MS, Event::Recover { group });
+            return Ok(());
+        };
+        let primary_declared_dead = self.is_dead(group);
+        let slot = &mut self.backup.groups[group];
+        slot.operators.last += 1;
+        let asker = slot.operators.last;
+        slot.operators.waits = Some((asker, primary_declared_dead));
+        let order = Order::Recover { primary_declared_dead, point: None, accepts_damage: false };
+        slot.inbox.push_back(crate::backup::Incoming::Order(order, asker));
+        if self.switch_rng.chance(1, 6) {
+            let after = self.switch_rng.range(MS..2 * S);
+            self.later(Later::OperatorLeaves { group, asker }, after);
+        }
+        self.wake_group(group, boot, 1000);
+        Ok(())
+    }
+
+    /// An operator has had enough. Another one, or the same, may order it again.
+    pub(crate) fn operator_leaves(&mut self, group: usize, asker: Asker) {
+        let slot = &mut self.backup.groups[group];
+        if slot.operators.waits.take_if(|(of, _)| *of == asker).is_none() {
+            return;
+        }
+        note!(self, "operator {asker} of group {group} goes away");
+        let slot = &mut self.backup.groups[group];
+        let has_begun = slot.group().is_some_and(|of| of.state().recovered().is_some());
+        slot.operators.gone.insert(asker, has_begun);
+        self.schedule.after(100 * MS, Event::Recover { group });
+    }
+
+    /// The host has power: whoever has stated that the group's primary is dead takes that back.
+    pub(crate) fn is_not_dead(&mut self, host: usize) {
+        for group in 0..self.plan.groups.len() {
+            let is_here =
+                self.plan.groups[group].members().any(|vm| self.plan.vms[vm].host == host);
+            if let Some((asker, true)) = self.backup.groups[group].operators.waits
+                && is_here
+            {
+                self.operator_leaves(group, asker);
+            }
+        }
+    }
+
+    /// No more faults: nobody recovers a group that goes on.
+    pub(crate) fn operators_go(&mut self) {
+        for group in 0..self.plan.groups.len() {
+            if let Some((asker, _)) = self.backup.groups[group].operators.waits
+                && !self.is_lost(group)
+                && !self.is_switched(group)
+            {
+                self.operator_leaves(group, asker);
+            }
+        }
+    }
+
+    /// An operator is told that the order waits.
+    pub(crate) fn order_waits(&mut self, group: usize, asker: Asker, wait: &Wait) {
+        note!(self, "group {group}: the order of operator {asker} waits: {wait:?}");
+    }
+
+    /// An operator has an answer.
+    pub(crate) fn order_answered(&mut self, group: usize, asker: Asker, answer: Answer) -> Checked {
+        let slot = &mut self.backup.groups[group];
+        let is_gone = slot.operators.gone.get(&asker).copied();
+        slot.operators.waits.take_if(|(of, _)| *of == asker);
+        let Answer::Recovered(recovered) = answer else { return Ok(()) };
+        match recovered {
+            Ok(recovery) => {
+                let is_wanted = is_gone != Some(false) || slot.recovered.is_some();
+                check(is_wanted, Checker::Ordered, || {
+                    format!("group {group} is recovered, and operator {asker} has gone away")
+                })?;
+                let entries = recovery.writers.iter().enumerate();
+                let cut: CountVector =
+                    entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
+                self.counts.recoveries += 1;
+                match self.backup.groups[group].recovered {
+                    Some(_) => Ok(()),
+                    None => self.is_recovered(group, cut, recovery.epoch),
+                }
+            }
+            Err(error @ (RecoverError::Initialising { .. } | RecoverError::Seeded { .. })) => {
+                note!(self, "group {group} cannot be recovered: {error}");
+                self.backup.groups[group].initialising = true;
+                check(!self.is_whole_group(group), Checker::Prefix, || {
+                    format!("group {group} was whole, and cannot be recovered")
+                })
+            }
+            Err(error) => {
+                note!(self, "group {group} cannot be recovered now: {error}");
+                self.schedule.after(S, Event::Recover { group });
+                Ok(())
+            }
+        }
+    }
+}
