@@ -4,7 +4,7 @@
 //! Input: mode (even: a program, odd: the stream itself), two bytes for the pieces, the rest.
 #![no_main]
 
-#[path = "../../protocol/nbd/tests/common/drive.rs"]
+#[path = "../../protocol/nbd/tests/session/common/drive.rs"]
 mod drive;
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,5 @@
 //! Dropping a ring with operations in flight is safe, prompt, and loses nothing that matters.
 
-mod common;
-
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{complete_one, socket_pair};
+use crate::common::{complete_one, socket_pair};
 use tidelock_uring::{
     BufPool, Durability, EventFd, PollFor, Ring, RingMode, SendBufs, SharedFd, SyncKind,
 };

@@ -1,8 +1,6 @@
 //! A data directory without room, for real: a small tmpfs in a mount namespace of the server's own.
 
-mod common;
-
-use common::{CHANNEL, Host, config, copy_done, has, record};
+use crate::common::{CHANNEL, Host, config, copy_done, has, record};
 use std::process::{Command, Stdio};
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{LastRun, Message};

@@ -1,8 +1,6 @@
 //! `tidelock-backup seed` with the real server: copies and moves, what is refused, and what a kill leaves.
 
-mod common;
-
-use common::{
+use crate::common::{
     CHANNEL, DISK_BYTES, Host, Process, attach, cli, cli_json, config, copy_done, refused, send,
     stream,
 };

@@ -1,8 +1,6 @@
 //! Snapshots of every kind, made by the real server, ended by kill -9 and gone on with, and read with other people's tools.
 
-mod common;
-
-use common::{
+use crate::common::{
     DISK_BYTES, HANG, Host, NO_WINDOW, Process, WINDOW, at, cli, cli_json, config, disk_after, has,
     record, refused, replicated, send,
 };

@@ -1,6 +1,4 @@
 //! A host that is played by the test, and the real server as a process.
-#![allow(dead_code)] // Each test uses its part.
-
 use bytes::{Bytes, BytesMut};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

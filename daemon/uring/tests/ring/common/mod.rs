@@ -1,7 +1,5 @@
 //! What the tests share.
 
-#![allow(dead_code)] // each test binary uses a part of it
-
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;

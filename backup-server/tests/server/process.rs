@@ -1,8 +1,6 @@
 //! The real server process: killed under load, stopped, recovered, exported.
 
-mod common;
-
-use common::{
+use crate::common::{
     Host, Process, attach, cli, cli_json, config, copy_done, disk_after, has, record, stream,
 };
 use std::path::Path;

@@ -1,9 +1,7 @@
 //! Every kind of reply, byte by byte, and extents against a slow, obvious oracle.
 
-mod common;
-
 use bytes::BytesMut;
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use tidelock_nbd::limits::MAX_EXTENTS_PER_REPLY;
 use tidelock_nbd::{

@@ -2,15 +2,13 @@
 //!
 //! A test whose client is not installed says `SKIPPED` and the Debian package.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::server::{CHUNK, Server};
-use common::*;
+use crate::common::server::{CHUNK, Server};
+use crate::common::*;
 use serde_json::Value;
 use tidelock_nbd::{BlockSize, Export, ExportTable};
 
@@ -241,7 +239,7 @@ fn libnbd_from_python() {
         return;
     }
     let server = Server::start(exports());
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/session/clients.py");
     let printed = run("/usr/bin/python3", &[script, &server.uri("")]);
     assert!(printed.ends_with("all done\n"), "{printed}");
     assert!(count(&server.counters().df_reads) >= 1);

@@ -1,7 +1,5 @@
 //! Operations on files: round trips, errors, short transfers, full queues.
 
-mod common;
-
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -10,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{complete_one, directories, in_every_mode};
+use crate::common::{complete_one, directories, in_every_mode};
 use tidelock_uring::{
     BufPool, Buffer, Durability, EventFd, FallocateMode, LocalFile, OpenRequest, Ring, SharedFd,
     SyncKind,

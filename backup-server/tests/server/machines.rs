@@ -1,8 +1,6 @@
 //! `recover`, its rehearsal and its machines, on the real server process and QEMU.
 
-mod common;
-
-use common::{
+use crate::common::{
     CHANNEL, HANG, Host, Process, cli, cli_json, config, exported, has, refused, replicated,
     wait_until,
 };

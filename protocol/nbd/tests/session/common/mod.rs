@@ -1,8 +1,6 @@
 //! What the tests share: exports to serve, and what a client says, byte by byte. Written
 //! without the crate's own encoders, so that a mistake there does not hide itself.
 
-#![allow(dead_code, reason = "each test uses its part")]
-
 pub mod drive;
 pub mod server;
 

@@ -1,10 +1,8 @@
 //! Two hosts of one group against the real server process: one dies or its link is slow, and what
 //! depends on it waits, at every host, while the rest goes on.
 
-mod common;
-
 use bytes::BytesMut;
-use common::{CHANNEL, Host, Process, attach, but, cli, cli_json, config, encode, has, stream};
+use crate::common::{CHANNEL, Host, Process, attach, but, cli, cli_json, config, encode, has, stream};
 use std::path::Path;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};

@@ -1,8 +1,6 @@
 //! Exports: whole images and chains, ended by kill -9 and gone on with, read with QEMU's own tools.
 
-mod common;
-
-use common::{
+use crate::common::{
     DISK_BYTES, NO_WINDOW, WINDOW, cli_json, config, disk_after, has, record, replicated, send,
 };
 use serde_json::Value;

@@ -1,8 +1,6 @@
 //! The negotiation: its whole table, and its replies byte by byte.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use tidelock_nbd::limits::{MAX_OPTION_BYTES, MAX_OPTIONS, MAX_SKIPPED_OPTION_BYTES};
 use tidelock_nbd::{
     BlockSize, Event, Export, ExportError, ExportTable, Features, ProtocolError, Session, Users,

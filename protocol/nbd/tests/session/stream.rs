@@ -1,9 +1,7 @@
 //! Properties over whole input streams: pieces do not matter, and garbage does no harm.
 
-mod common;
-
-use common::drive::{Trace, drive};
-use common::*;
+use crate::common::drive::{Trace, drive};
+use crate::common::*;
 use proptest::prelude::*;
 use tidelock_nbd::{Event, ExportTable};
 

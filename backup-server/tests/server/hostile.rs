@@ -1,8 +1,6 @@
 //! Hosts with a valid name that say what no host says: the server lives on, and nobody but they pays for it.
 
-mod common;
-
-use common::{CHANNEL, Host, Process, attach, but, config, copy_done, record, stream};
+use crate::common::{CHANNEL, Host, Process, attach, but, config, copy_done, record, stream};
 
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, Seq, WriterId};

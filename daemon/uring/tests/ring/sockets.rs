@@ -1,7 +1,5 @@
 //! Sockets, events, timeouts and cancelling.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{LOST_AFTER, Random, complete_one, in_every_mode, socket_pair};
+use crate::common::{LOST_AFTER, Random, complete_one, in_every_mode, socket_pair};
 use tidelock_uring::{
     BufPool, Buffer, EventFd, PollFor, Ring, SEND_BUFS_MAX, SendBufs, SharedFd, skip_sent,
 };

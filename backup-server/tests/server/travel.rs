@@ -1,8 +1,6 @@
 //! What operators do with the past, with the real server and command line, and other people's NBD clients.
 
-mod common;
-
-use common::{
+use crate::common::{
     Host, Process, WINDOW, at, cli, cli_json, config, copy_done, disk_after, exported, has, record,
     refused, replicated, send,
 };

@@ -1,8 +1,6 @@
 //! Which requests reach the caller, and which error the others get.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use tidelock_nbd::limits::{MAX_PAYLOAD_BYTES, MAX_SKIPPED_PAYLOAD_BYTES};
 use tidelock_nbd::{
     BlockSize, Command, Cookie, Errno, Event, Export, ExportTable, Features, ProtocolError,

@@ -1,9 +1,7 @@
 //! The link of a running server: TLS, identities, versions, and everything malformed.
 
-mod common;
-
 use bytes::{BufMut, BytesMut};
-use common::{CHANNEL, Host, attach, but, copy_done, encode, record, stream};
+use crate::common::{CHANNEL, Host, attach, but, copy_done, encode, record, stream};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};

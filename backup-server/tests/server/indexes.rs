@@ -1,8 +1,6 @@
 //! Indexes of segments beside the real server: it is killed whenever, they are lost and damaged.
 
-mod common;
-
-use common::{
+use crate::common::{
     Host, Process, at, cli_json, config, copy_done, disk_after, exported, has, journal_files, send,
     wait_until,
 };

@@ -1,14 +1,12 @@
 //! Opening disks: sizes, locks, alignment, abilities, extents; images and block devices.
 
-mod common;
-
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{LOST_AFTER, Random, complete_one, directories};
+use crate::common::{LOST_AFTER, Random, complete_one, directories};
 use tidelock_uring::{
     Alignment, BufPool, Durability, Extent, ExtentKind, FallocateMode, FileErrorKind, FileKind,
     IoMode, LocalFile, OpenRequest, Ring, SizeRule, WhyBuffered,

@@ -3,13 +3,11 @@
 //! Operations in flight at the same time never overlap, as in the daemon, where the sequencer sees
 //! to that: their order would not be defined.
 
-mod common;
-
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 
-use common::{Random, complete_one, directories};
+use crate::common::{Random, complete_one, directories};
 use tidelock_uring::{
     BufPool, Buffer, Completion, Durability, FallocateMode, LocalFile, OpenRequest, Ring, RingMode,
     SyncKind,

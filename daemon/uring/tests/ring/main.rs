@@ -1,0 +1,9 @@
+//! The ring against real files and sockets.
+
+mod buffers;
+mod common;
+mod disks;
+mod dropping;
+mod files;
+mod oracle;
+mod sockets;
