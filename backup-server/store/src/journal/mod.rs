@@ -67,7 +67,7 @@ pub use map::{
 };
 pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
-pub use open::open_from_bytes;
+pub use open::disk_of_bytes;
 pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
 pub use repair::{Repair, RepairError, plan as plan_repair, repair};

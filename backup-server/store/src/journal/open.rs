@@ -11,6 +11,9 @@
 //!   └── no ───▶ torn tail: cut here ◀────────────────────────────────────────────────┘
 //!  what no batch knows as durable is written again and synced ──▶ durable
 //! ```
+//!
+//! A torn tail stays in its file as long as only its headers show that a damaged batch before it was durable: without
+//! them the next opening would take that batch for torn. The next segment says where this one ends.
 
 use super::cold::{
     BlockCache, ColdError, SegmentFile, cold_file_name, find_segment_file, parse_cold_file_name,
@@ -84,6 +87,8 @@ struct Replay {
     arrived_ms: u64,
     /// The last batch that a later one knows as durable.
     durable: u64,
+    /// The last batch that is damaged, and known as durable by a header behind it.
+    last_damaged: u64,
     /// Number and offset of each batch of the segment at hand.
     batches: Vec<(u64, u64)>,
     /// The state at the beginning of each segment so far.
@@ -216,7 +221,7 @@ impl<S: Storage> Journal<S> {
     fn settle(&mut self, replay: &Replay, torn: bool) -> Result<(), JournalError> {
         let last = self.segments.last().expect("not empty");
         let settle = || {
-            if torn {
+            if torn && replay.last_damaged <= replay.durable {
                 last.file.set_size(last.len_bytes)?;
             }
             // The page cache may show what the disk never got (a failed fsync leaves pages clean):
@@ -549,6 +554,7 @@ impl Replay {
                             return Err(corrupt(&segment, scan.at, damage));
                         };
                         self.damaged.insert(segment.index);
+                        self.last_damaged = batch.header.number;
                         self.batch(&batch, |state, entry| visit(at, state, entry))
                             .map_err(|damage| corrupt(&segment, batch.offset, damage))?;
                         continue;
@@ -639,12 +645,10 @@ impl Replay {
     }
 }
 
-/// Opens a journal whose only segment has this content: for fuzzing. The content is hostile; the
-/// file's name is made to fit its header, as an attacker would.
+/// A disk with a journal whose only segment has this content: for fuzzing. The content is hostile; the file's name is
+/// made to fit its header, as an attacker would.
 #[cfg(any(test, feature = "memory-storage"))]
-pub fn open_from_bytes(
-    content: &[u8],
-) -> Result<Opened<tidelock_storage::memory::Memory>, JournalError> {
+pub fn disk_of_bytes(content: &[u8]) -> std::io::Result<tidelock_storage::memory::Memory> {
     use std::io::IoSlice;
     let number = |at: usize| {
         let bytes = content.get(at..at + 8).and_then(|b| b.try_into().ok());
@@ -652,11 +656,9 @@ pub fn open_from_bytes(
     };
     let disk = tidelock_storage::memory::Memory::new();
     let name = SegmentHeader::file_name(number(16).max(1), number(24));
-    let made = disk.create(&tidelock_storage::join("journal", &name)).and_then(|file| {
-        file.write_at(&[IoSlice::new(content)], 0)?;
-        file.sync()?;
-        disk.sync_dir("journal")
-    });
-    made.map_err(JournalError::io("fill the disk in memory"))?;
-    Journal::open(disk, "journal", Position::default(), Options::default())
+    let file = disk.create(&tidelock_storage::join("journal", &name))?;
+    file.write_at(&[IoSlice::new(content)], 0)?;
+    file.sync()?;
+    disk.sync_dir("journal")?;
+    Ok(disk)
 }

@@ -260,6 +260,41 @@ fn any_damage_but_to_the_very_last_batch_is_known_and_of_data_all_else_is_there(
 }
 
 #[test]
+fn a_torn_tail_that_alone_shows_what_was_durable_is_kept_until_something_else_does() {
+    let (disk, acked) = filled();
+    let journal = open(&disk.killed()).unwrap().journal;
+    let last = journal.segments().last().unwrap();
+    let name = format!("journal/{}", SegmentHeader::file_name(last.index, last.id));
+    let batches = journal.reader::<DiskChange>(journal.start(), journal.end());
+    let starts: Vec<_> = batches.map(|batch| batch.unwrap().start).collect();
+    let [.., durable, torn] = starts[..] else { panic!("{starts:?}") };
+    assert_eq!(durable.segment, torn.segment, "the damaged one is in the segment that may be torn");
+    // The ends of their payloads.
+    disk.flip(&name, torn.offset - 1);
+    disk.flip(&name, last.len_bytes - 1);
+
+    let first = open(&disk).unwrap();
+    let state = first.journal.state().clone();
+    assert!(state.writers[0].seq >= Seq(acked - 1));
+    let tail = first.torn.expect("the last batch");
+    assert_eq!(tail.offset, torn.offset);
+    drop(first.journal);
+
+    let again = open(&disk.killed()).unwrap();
+    assert_eq!((again.journal.state(), again.torn.as_ref()), (&state, Some(&tail)));
+    assert_eq!(again.damaged, first.damaged);
+    let mut journal = again.journal;
+    journal.stage_record(write_record(state.writers[0].seq.0 + 1, 100)).unwrap();
+    journal.write(|_| {}).unwrap();
+    journal.sync().unwrap();
+    drop(journal);
+
+    let gone_on = open(&disk.killed()).unwrap();
+    assert_eq!((gone_on.torn, gone_on.damaged), (None, first.damaged));
+    assert_eq!(gone_on.journal.state().writers[0].seq, state.writers[0].seq.next());
+}
+
+#[test]
 fn a_missing_segment_is_named() {
     let (disk, _) = filled();
     let segments = open(&disk.killed()).unwrap().journal.segments().to_vec();
@@ -436,6 +471,6 @@ proptest! {
         journal.segments()[0].file.read_at(&mut valid, 0).unwrap();
         valid.truncate(keep);
         valid.append(&mut bytes);
-        let _ = open_from_bytes(&valid);
+        let _ = open(&disk_of_bytes(&valid).unwrap());
     }
 }
