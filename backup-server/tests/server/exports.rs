@@ -19,7 +19,7 @@ fn export(config: &Path, out: &Path, args: &[&str]) -> Value {
 
 fn refused(config: &Path, out: &Path, args: &[&str]) -> String {
     let words = ["export", "shop", "db.root", out.to_str().unwrap()];
-    common::refused(config, &[&words, args].concat())
+    crate::common::refused(config, &[&words, args].concat())
 }
 
 /// As QEMU reads it, with all that is below it.

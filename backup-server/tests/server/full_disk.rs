@@ -95,7 +95,7 @@ async fn without_room_it_stops_acknowledging_says_so_and_folding_makes_room() {
         let args = [binary, "--config", config_text, "export", "shop", "db.root", out_text];
         let output = inside(&args).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert!(std::fs::read(&out).unwrap() == common::disk_after(durable));
+        assert!(std::fs::read(&out).unwrap() == crate::common::disk_after(durable));
     }
     // What would fill the disk again is not begun.
     let snapshot = [binary, "--config", config_text, "snapshot", "shop", "x"];

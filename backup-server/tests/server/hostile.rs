@@ -160,16 +160,16 @@ async fn groups_have_quotas_and_can_be_removed() {
     witness.commits_on().await;
 
     // The command: not while it is in use, not without a word, and then for good.
-    let in_use = common::refused(&config, &["remove", "g1", "--everything"]);
+    let in_use = crate::common::refused(&config, &["remove", "g1", "--everything"]);
     assert!(in_use.contains("is attached by host-b"), "{in_use}");
     drop(host);
-    common::wait_until("the lease has ended", || {
-        !common::refused(&config, &["remove", "g1"]).contains("in use")
+    crate::common::wait_until("the lease has ended", || {
+        !crate::common::refused(&config, &["remove", "g1"]).contains("in use")
     });
-    let told = common::refused(&config, &["remove", "g1"]);
+    let told = crate::common::refused(&config, &["remove", "g1"]);
     assert!(told.contains("db.root") && told.contains("Nothing was removed"), "{told}");
     assert!(dir.path().join("data/groups/g1").exists());
-    let output = common::cli(&config, &["remove", "g1", "--everything"]);
+    let output = crate::common::cli(&config, &["remove", "g1", "--everything"]);
     assert!(output.status.success(), "{output:?}");
     assert!(!dir.path().join("data/groups/g1").exists());
     let mut host = Host::plain(server.address).await;
@@ -223,7 +223,7 @@ async fn times_and_counts_that_cannot_be_are_refused_and_not_kept() {
     liar.attach(own(2)).await.unwrap();
 
     let group = |name: &str| {
-        let status = common::cli_json(&config, &["status", "--json"]);
+        let status = crate::common::cli_json(&config, &["status", "--json"]);
         let groups = status["groups"].as_array().unwrap().clone();
         groups.into_iter().find(|group| group["group"] == name).unwrap()
     };

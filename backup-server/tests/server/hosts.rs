@@ -1,8 +1,10 @@
 //! Two hosts of one group against the real server process: one dies or its link is slow, and what
 //! depends on it waits, at every host, while the rest goes on.
 
+use crate::common::{
+    CHANNEL, Host, Process, attach, but, cli, cli_json, config, encode, has, stream,
+};
 use bytes::BytesMut;
-use crate::common::{CHANNEL, Host, Process, attach, but, cli, cli_json, config, encode, has, stream};
 use std::path::Path;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
@@ -107,7 +109,7 @@ impl Member {
             writer: WriterId(self.writer),
             hlc: Hlc(hlc),
             deps: deps.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect(),
-            ..common::record(seq)
+            ..crate::common::record(seq)
         }
     }
 

@@ -1,7 +1,7 @@
 //! The link of a running server: TLS, identities, versions, and everything malformed.
 
-use bytes::{BufMut, BytesMut};
 use crate::common::{CHANNEL, Host, attach, but, copy_done, encode, record, stream};
+use bytes::{BufMut, BytesMut};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};

@@ -90,7 +90,7 @@ async fn all_that_can_be_wrong_is_found_before_the_primary_is_fenced() {
     assert!(plain.status.success(), "{plain:?}");
     assert!(!is_recovered(&config), "a rehearsal fences nobody");
     // The host goes on as if nothing had been.
-    common::send(&mut host, 10, 12).await;
+    crate::common::send(&mut host, 10, 12).await;
     assert!(machines(&config).is_empty());
 }
 

@@ -129,12 +129,12 @@ async fn a_view_is_moved_under_its_clients_and_a_request_sees_one_point() {
     let view = cli_json(&config, &open);
     let socket = view["disks"][0]["socket"].as_str().unwrap().to_owned();
     let read = |client: &mut Client| {
-        let mut content = vec![0; common::DISK_BYTES as usize];
+        let mut content = vec![0; crate::common::DISK_BYTES as usize];
         client.read(0, &mut content).unwrap();
         content
     };
     let mut client = Client::connect(Path::new(&socket), "db.root").unwrap();
-    assert_eq!(client.size_bytes(), common::DISK_BYTES);
+    assert_eq!(client.size_bytes(), crate::common::DISK_BYTES);
     assert!(read(&mut client) == disk_after(100));
     let roll = |to: &str, more: &[&str]| {
         cli_json(&config, &[&["view", "--roll", "v", "--to", to, "--json"], more].concat())
@@ -145,7 +145,7 @@ async fn a_view_is_moved_under_its_clients_and_a_request_sees_one_point() {
         let mut client = Client::connect(Path::new(&socket), "db.root").unwrap();
         let (mut ones, mut others) = (0, 0);
         let since = std::time::Instant::now();
-        while (ones < 3 || others < 3) && since.elapsed() < common::HANG {
+        while (ones < 3 || others < 3) && since.elapsed() < crate::common::HANG {
             let found = read(&mut client);
             ones += u32::from(found == one);
             others += u32::from(found == other);
@@ -166,7 +166,7 @@ async fn a_view_is_moved_under_its_clients_and_a_request_sees_one_point() {
     assert!(ones >= 3 && others >= 3, "{ones} and {others} in {times} rounds");
     let rolled = roll("latest", &[]);
     assert!(read(&mut client) == disk_after(300), "the same connection");
-    let mut written = vec![false; common::DISK_BYTES as usize];
+    let mut written = vec![false; crate::common::DISK_BYTES as usize];
     for record in (101..=300).map(record) {
         written[record.body.offset as usize..][..record.body.len_bytes() as usize].fill(true);
     }
@@ -313,7 +313,7 @@ async fn an_increment_makes_one_image_of_another_in_both_directions() {
     let config = config(dir.path(), WINDOW);
     let (_server, _host) = replicated(&config, 300).await;
     let diff = cli_json(&config, &["diff", "shop", "hlc:100.0", "db=120", "--extents", "--json"]);
-    let mut written = vec![false; common::DISK_BYTES as usize];
+    let mut written = vec![false; crate::common::DISK_BYTES as usize];
     for record in (101..=120).map(record) {
         written[record.body.offset as usize..][..record.body.len_bytes() as usize].fill(true);
     }
@@ -365,7 +365,7 @@ fn accident(seq: u64) -> Record {
     let data = Payload::new(vec![0xee; 512].into());
     Record {
         body: DiskChange {
-            offset: common::DISK_BYTES - 512,
+            offset: crate::common::DISK_BYTES - 512,
             effect: Effect::Write(data),
             ..record(seq).body
         },
@@ -451,7 +451,7 @@ async fn bisect_finds_the_record_that_did_it() {
         assert!(errors.contains(part), "{more:?}: {errors}");
     }
     // No view is left.
-    common::wait_until("the last view has ended", || {
+    crate::common::wait_until("the last view has ended", || {
         let open = cli_json(&config, &["view", "--list", "--json"]);
         open["views"].as_array().unwrap().is_empty()
     });

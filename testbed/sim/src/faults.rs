@@ -9,6 +9,7 @@ use crate::switching::Strike;
 use crate::world::{Event, Run, World, note};
 use std::sync::Arc;
 use tidelock_netfilter::gate::Pending;
+use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_storage::memory::Faults;
 
@@ -46,6 +47,8 @@ pub enum Later {
     BackupFast,
     /// An operator does not wait for an answer any longer.
     OperatorLeaves { group: usize, asker: u64 },
+    /// An order that was to be tried again at a time of the backup's clock is over, or waits for something else.
+    OrderIsDue { group: usize, asker: u64, at: MonoNanos },
     /// A group is changed: its daemons have had time to end.
     Change { group: usize, change: Change },
     /// A new member boots as soon as everybody knows it.
@@ -356,6 +359,7 @@ impl World {
             }
             Later::BackupFast => self.backup.slow_factor = 1,
             Later::OperatorLeaves { group, asker } => self.operator_leaves(group, asker),
+            Later::OrderIsDue { group, asker, at } => return self.order_is_due(group, asker, at),
             Later::Change { group, change } => return self.change(group, change),
             Later::NewcomerBoots { vm } => {
                 self.boot_if_off(vm)?;

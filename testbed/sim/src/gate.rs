@@ -510,6 +510,24 @@ impl World {
         Ok(())
     }
 
+    /// When a group is recovered, no gate that keeps a promise may let anything go any more, whatever it hears or not.
+    pub(crate) fn check_no_lease_holds(&self, group: usize) -> Checked {
+        for vm in self.plan.groups[group].members() {
+            let Some(run) = &self.vms[vm].run else { continue };
+            let gate = &run.gate;
+            let gave_up = self.vms[vm].standing.gave_up;
+            let has_ended = gave_up || gate.is_fenced() || gate.handle().mode() == Mode::Async;
+            let now = self.host_now(self.plan.vms[vm].host);
+            let end = gate.lease_end(self.plan.groups[group].lease_ms);
+            check(has_ended || end.is_none_or(|end| end <= now), Checker::Lease, || {
+                format!(
+                    "group {group} is recovered at {now}, the lease of vm {vm} holds until {end:?}"
+                )
+            })?;
+        }
+        Ok(())
+    }
+
     /// Whoever hears this without a tag, or outside, comes to depend on nothing that is not committed.
     pub fn check_committed(&self, vm: usize, known: &Known) -> Checked {
         let group = self.plan.vms[vm].group;

@@ -6,10 +6,13 @@ use crate::group_driver::Asker;
 use crate::schedule::{MS, S};
 use crate::world::{Event, World, note};
 use std::collections::BTreeMap;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::RecoverError;
 use tidelock_replica::group_loop::{Answer, Order, Wait};
+
+/// So much later than it says a wait is over, on a slow disk.
+const LATE_NS: u64 = 10 * S;
 
 /// A group's operators.
 #[derive(Debug, Default)]
@@ -17,6 +20,8 @@ pub(crate) struct Operators {
     last: Asker,
     /// The one who waits for an answer, and has stated that the primary is dead, or not.
     waits: Option<(Asker, bool)>,
+    /// The end of the wait that was told last.
+    due: Option<MonoNanos>,
     /// Those who have gone away, and whether the recovery was begun by then.
     gone: BTreeMap<Asker, bool>,
 }
@@ -45,17 +50,14 @@ impl World {
             self.schedule.after(200 * MS, Event::Recover { group });
             return Ok(());
         };
-        let primary_declared_dead = self.is_dead(group);
+        let primary_declared_dead = self.is_dead(group) && self.switch_rng.chance(1, 2);
         let slot = &mut self.backup.groups[group];
         slot.operators.last += 1;
         let asker = slot.operators.last;
         slot.operators.waits = Some((asker, primary_declared_dead));
+        slot.operators.due = None;
         let order = Order::Recover { primary_declared_dead, point: None, accepts_damage: false };
         slot.inbox.push_back(crate::backup::Incoming::Order(order, asker));
-        if self.switch_rng.chance(1, 6) {
-            let after = self.switch_rng.range(MS..2 * S);
-            self.later(Later::OperatorLeaves { group, asker }, after);
-        }
         self.wake_group(group, boot, 1000);
         Ok(())
     }
@@ -70,7 +72,8 @@ impl World {
         let slot = &mut self.backup.groups[group];
         let has_begun = slot.group().is_some_and(|of| of.state().recovered().is_some());
         slot.operators.gone.insert(asker, has_begun);
-        self.schedule.after(100 * MS, Event::Recover { group });
+        let after = self.switch_rng.range(100 * MS..3 * S);
+        self.schedule.after(after, Event::Recover { group });
     }
 
     /// The host has power: whoever has stated that the group's primary is dead takes that back.
@@ -98,9 +101,32 @@ impl World {
         }
     }
 
-    /// An operator is told that the order waits.
+    /// An operator is told that the order waits, and may go away for it.
     pub(crate) fn order_waits(&mut self, group: usize, asker: Asker, wait: &Wait) {
         note!(self, "group {group}: the order of operator {asker} waits: {wait:?}");
+        let now = self.backup_now().mono;
+        let due = match wait {
+            Wait::Lease { remaining_ms, .. } => Some(now.plus_ms(*remaining_ms)),
+            Wait::Room(_) => None,
+        };
+        self.backup.groups[group].operators.due = due;
+        if let (Some(at), Wait::Lease { remaining_ms, .. }) = (due, wait) {
+            self.later(Later::OrderIsDue { group, asker, at }, remaining_ms * MS + LATE_NS);
+        }
+        if self.switch_rng.chance(1, 2) {
+            let after = self.switch_rng.range(MS..S);
+            self.later(Later::OperatorLeaves { group, asker }, after);
+        }
+    }
+
+    /// A wait is over when its end has come, unless another one was told since.
+    pub(crate) fn order_is_due(&self, group: usize, asker: Asker, at: MonoNanos) -> Checked {
+        let slot = &self.backup.groups[group];
+        let waits = slot.operators.waits.is_some_and(|(of, _)| of == asker);
+        let is_late = waits && slot.operators.due == Some(at) && slot.group().is_some();
+        check(!is_late, Checker::ComesBack, || {
+            format!("group {group}: the order of operator {asker} was to be tried again at {at}")
+        })
     }
 
     /// An operator has an answer.

@@ -302,6 +302,7 @@ impl World {
         let outputs = slot.group_mut().expect("has just been recovered").take_outputs();
         slot.outputs_now(outputs);
         self.send_outputs(group)?;
+        self.check_no_lease_holds(group)?;
         self.check_cut(group, &cut)?;
         self.check_nothing_lost(group, &cut)?;
         let slot = &mut self.backup.groups[group];

@@ -67,7 +67,7 @@ impl<T> Behind<T> {
 
     /// Gives it out, if its ticket is covered.
     pub fn open(self, durable: &Durable) -> Result<T, Self> {
-        match durable.covers(self.ticket) || tidelock_planted::is(Bug::AckBeforeDurable) {
+        match durable.covers(self.ticket) || tidelock_planted::is(Bug::SentBeforeDurable) {
             true => Ok(self.what),
             false => Err(self),
         }

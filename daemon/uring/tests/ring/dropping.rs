@@ -7,8 +7,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use crate::common::{complete_one, socket_pair};
+use bytes::Bytes;
 use tidelock_uring::{
     BufPool, Durability, EventFd, PollFor, Ring, RingMode, SendBufs, SharedFd, SyncKind,
 };

@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use crate::common::{complete_one, directories, in_every_mode};
+use bytes::Bytes;
 use tidelock_uring::{
     BufPool, Buffer, Durability, EventFd, FallocateMode, LocalFile, OpenRequest, Ring, SharedFd,
     SyncKind,

@@ -6,8 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use bytes::Bytes;
 use crate::common::{LOST_AFTER, Random, complete_one, in_every_mode, socket_pair};
+use bytes::Bytes;
 use tidelock_uring::{
     BufPool, Buffer, EventFd, PollFor, Ring, SEND_BUFS_MAX, SendBufs, SharedFd, skip_sent,
 };

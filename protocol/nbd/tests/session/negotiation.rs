@@ -287,7 +287,7 @@ fn a_stream_that_is_not_nbd_ends_the_connection() {
 fn limits_of_the_negotiation() {
     // The longest option that is read past costs no memory, so only its header is sent.
     let header = |option: u32, len: u32| {
-        let mut bytes = common::option(option, &[]);
+        let mut bytes = crate::common::option(option, &[]);
         bytes[12..].copy_from_slice(&len.to_be_bytes());
         bytes
     };

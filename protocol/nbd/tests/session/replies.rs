@@ -1,7 +1,7 @@
 //! Every kind of reply, byte by byte, and extents against a slow, obvious oracle.
 
-use bytes::BytesMut;
 use crate::common::*;
+use bytes::BytesMut;
 use proptest::prelude::*;
 use tidelock_nbd::limits::MAX_EXTENTS_PER_REPLY;
 use tidelock_nbd::{
