@@ -53,6 +53,10 @@ impl Gap {
     pub fn opened(before: Option<Self>, since_unix_ms: u64, why: GapWhy) -> Self {
         match before {
             None => Self { since_unix_ms: Some(since_unix_ms), why },
+            // The copy's end may be under way: the time is what counts if the backup gets it.
+            Some(Self { since_unix_ms: None, why: why @ GapWhy::FirstCopy }) => {
+                Self { since_unix_ms: Some(since_unix_ms), why }
+            }
             Some(first @ Self { why: GapWhy::FirstCopy, .. }) => first,
             Some(open) => Self { why, ..open },
         }
@@ -64,6 +68,10 @@ impl Gap {
     pub fn compared(before: Option<Self>, is_first: bool, whole_at_unix_ms: Option<u64>) -> Self {
         match before {
             _ if is_first => Self { since_unix_ms: None, why: GapWhy::FirstCopy },
+            // Its end has reached the backup, which can recover what was before the backlog was full.
+            Some(open @ Self { why: GapWhy::FirstCopy, .. }) => {
+                Self { why: GapWhy::BacklogFull, ..open }
+            }
             Some(open) if open.why != GapWhy::Started => open,
             _ => Self { since_unix_ms: whole_at_unix_ms, why: GapWhy::UncleanStop },
         }
@@ -85,7 +93,18 @@ mod tests {
         assert_eq!(both, Gap { since_unix_ms: Some(60), why: GapWhy::BacklogFull });
         let first = Gap::compared(Some(Gap::STARTED), true, Some(60));
         assert_eq!(first, Gap { since_unix_ms: None, why: GapWhy::FirstCopy });
-        assert_eq!(Gap::opened(Some(first), 90, GapWhy::BacklogFull), first);
+        let first = Gap::opened(Some(first), 90, GapWhy::BacklogFull);
+        assert_eq!(first, Gap { since_unix_ms: Some(90), why: GapWhy::FirstCopy });
+        assert_eq!(Gap::opened(Some(first), 95, GapWhy::BacklogFull), first);
+    }
+
+    #[test]
+    fn a_first_copy_whose_end_arrives_while_the_backlog_is_full_is_none_any_more() {
+        let first = Gap::compared(Some(Gap::STARTED), true, None);
+        let full = Gap::opened(Some(first), 90, GapWhy::BacklogFull);
+        let now = Gap::compared(Some(full), false, None);
+        assert_eq!(now, Gap { since_unix_ms: Some(90), why: GapWhy::BacklogFull });
+        assert_eq!(Gap::compared(Some(full), true, None), first);
     }
 
     #[test]
