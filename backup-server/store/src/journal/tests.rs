@@ -280,7 +280,8 @@ fn a_torn_tail_that_alone_shows_what_was_durable_is_kept_until_something_else_do
     assert_eq!(tail.offset, torn.offset);
     drop(first.journal);
 
-    let again = open(&disk.killed()).unwrap();
+    let disk = disk.killed();
+    let again = open(&disk).unwrap();
     assert_eq!((again.journal.state(), again.torn.as_ref()), (&state, Some(&tail)));
     assert_eq!(again.damaged, first.damaged);
     let mut journal = again.journal;

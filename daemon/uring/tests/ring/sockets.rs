@@ -192,6 +192,7 @@ fn accepts_connections() {
         let connection = completion.buffer.into_fd().expect("a connection");
         ring.send(2, &connection, SendBufs::from_iter([Bytes::from_static(b"hello")]));
         assert_eq!(complete_one(ring).result.unwrap(), 5);
+        drop(connection);
         let mut greeting = String::new();
         client.read_to_string(&mut greeting).unwrap();
         assert_eq!(greeting, "hello");
