@@ -350,10 +350,11 @@ impl World {
         let slot = &self.backup.groups[group];
         let durable = slot.group().filter(|g| g.recovery().is_some());
         let start = durable.and_then(|g| g.state().recovered().cloned());
-        match (start, &slot.recovered) {
-            (Some(start), None) => self.is_recovered(group, start.cut, start.epoch),
-            _ => Ok(()),
-        }
+        let (Some(start), None) = (start, &slot.recovered) else { return Ok(()) };
+        check(slot.operators.want_it(), Checker::Ordered, || {
+            format!("group {group} is recovered, and whoever has ordered it has gone away")
+        })?;
+        self.is_recovered(group, start.cut, start.epoch)
     }
 
     /// An operator stops the server: hosts hear of it, and groups are closed.
@@ -452,7 +453,7 @@ impl World {
         let slot = &mut self.backup.groups[group];
         let run = slot.run.as_mut().expect("just begun");
         run.driver.seeded.clone_from(&slot.seeded);
-        run.driver.gone = slot.operators.gone().collect();
+        run.driver.gone.clone_from(slot.operators.gone());
         run.state.begin_turn();
         while let Some(event) = self.backup.groups[group].inbox.pop_front() {
             let event = match event {

@@ -5,9 +5,8 @@ use crate::faults::Later;
 use crate::group_driver::Asker;
 use crate::schedule::{MS, S};
 use crate::world::{Event, World, note};
-use std::collections::BTreeMap;
-use tidelock_protocol::ids::{MonoNanos, WriterId};
-use tidelock_protocol::vector::CountVector;
+use std::collections::BTreeSet;
+use tidelock_protocol::ids::MonoNanos;
 use tidelock_replica::group::RecoverError;
 use tidelock_replica::group_loop::{Answer, Order, Wait};
 
@@ -22,19 +21,28 @@ pub(crate) struct Operators {
     waits: Option<(Asker, bool)>,
     /// The end of the wait that was told last.
     due: Option<MonoNanos>,
-    /// Those who have gone away, and whether the recovery was begun by then.
-    gone: BTreeMap<Asker, bool>,
+    /// Those who have gone away.
+    gone: BTreeSet<Asker>,
+    /// A recovery may have begun before whoever waited for it went away.
+    may_have_begun: bool,
 }
 
 impl Operators {
     /// Those who have gone away.
-    pub(crate) fn gone(&self) -> impl Iterator<Item = Asker> {
-        self.gone.keys().copied()
+    pub(crate) fn gone(&self) -> &BTreeSet<Asker> {
+        &self.gone
+    }
+
+    /// Whether a recovery is what somebody has asked for and not taken back.
+    pub(crate) fn want_it(&self) -> bool {
+        self.waits.is_some() || self.may_have_begun
     }
 
     /// Nobody waits any more: the server is gone. True if somebody did.
     pub(crate) fn hang_up(&mut self) -> bool {
-        self.waits.take().is_some()
+        let waited = self.waits.take().is_some();
+        self.may_have_begun |= waited;
+        waited
     }
 }
 
@@ -71,7 +79,8 @@ impl World {
         note!(self, "operator {asker} of group {group} goes away");
         let slot = &mut self.backup.groups[group];
         let has_begun = slot.group().is_some_and(|of| of.state().recovered().is_some());
-        slot.operators.gone.insert(asker, has_begun);
+        slot.operators.gone.insert(asker);
+        slot.operators.may_have_begun |= has_begun;
         let after = self.switch_rng.range(100 * MS..3 * S);
         self.schedule.after(after, Event::Recover { group });
     }
@@ -132,23 +141,12 @@ impl World {
     /// An operator has an answer.
     pub(crate) fn order_answered(&mut self, group: usize, asker: Asker, answer: Answer) -> Checked {
         let slot = &mut self.backup.groups[group];
-        let is_gone = slot.operators.gone.get(&asker).copied();
         slot.operators.waits.take_if(|(of, _)| *of == asker);
         let Answer::Recovered(recovered) = answer else { return Ok(()) };
         match recovered {
-            Ok(recovery) => {
-                let is_wanted = is_gone != Some(false) || slot.recovered.is_some();
-                check(is_wanted, Checker::Ordered, || {
-                    format!("group {group} is recovered, and operator {asker} has gone away")
-                })?;
-                let entries = recovery.writers.iter().enumerate();
-                let cut: CountVector =
-                    entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
+            Ok(_) => {
                 self.counts.recoveries += 1;
-                match self.backup.groups[group].recovered {
-                    Some(_) => Ok(()),
-                    None => self.is_recovered(group, cut, recovery.epoch),
-                }
+                Ok(())
             }
             Err(error @ (RecoverError::Initialising { .. } | RecoverError::Seeded { .. })) => {
                 note!(self, "group {group} cannot be recovered: {error}");
