@@ -157,6 +157,9 @@ impl World {
             }
             Err(error) => {
                 note!(self, "group {group} cannot be recovered now: {error}");
+                // A disk that has failed may have it all the same.
+                let failed = matches!(error, RecoverError::Journal(_));
+                self.backup.groups[group].operators.may_have_begun |= failed;
                 self.schedule.after(S, Event::Recover { group });
                 Ok(())
             }
