@@ -9,7 +9,7 @@
 
 use crate::activity::place::LogPlace;
 use crate::activity::{Found, Geometry, Identity, LastEnd, Unusable};
-use crate::backlog::{self, BacklogError, Expected, Files, Left, Redo, WhyNot};
+use crate::backlog::{self, BacklogError, Expected, Left, Redo, WhyNot};
 use crate::copy_job::Bounds;
 use crate::heartbeat::Pulse;
 use crate::link::GateControl;
@@ -33,6 +33,7 @@ use tidelock_protocol::message::{
     Attach, CleanEnd, DiskSpec, Form, LastRun, LogAge, Mode, Policy, Role, Tagging, Writing,
 };
 use tidelock_storage::Storage;
+use tidelock_storage::unsynced::UnsyncedDir;
 use tidelock_uring::BufPool;
 
 /// A local write that was begun ends within this, or hangs; and the times of files that a power loss has left may be apart
@@ -165,7 +166,7 @@ pub struct LogStart<S> {
 /// A backlog on disk that is to be opened.
 pub struct BacklogStart {
     /// Its directory.
-    pub files: Arc<dyn Files>,
+    pub files: Arc<dyn UnsyncedDir>,
     /// At what size segments are closed.
     pub segment_bytes: u64,
     /// The most in memory.

@@ -1,7 +1,6 @@
 //! Writing the segments, and giving them back.
 
 use super::Position;
-use super::files::{Files, OneFile};
 use super::format::{
     HEADER_BYTES, Header, TAG_BYTES, Unusable, name_of, number_of, path_of, record_tag,
 };
@@ -12,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidelock_protocol::ids::{Incarnation, Seq};
 use tidelock_protocol::record::Record;
+use tidelock_storage::unsynced::{UnsyncedDir, UnsyncedFile};
 
 /// A segment is closed at this size or later: the greatest record comes on top.
 const SEGMENT_MIN_BYTES: u64 = 16 << 20;
@@ -68,13 +68,13 @@ struct Segment {
 /// The writing end.
 #[derive(Debug)]
 pub struct Journal {
-    files: Arc<dyn Files>,
+    files: Arc<dyn UnsyncedDir>,
     segment_bytes: u64,
     /// Of the segments to come; number, first seq and where to redo from are filled in.
     header: Header,
     segments: VecDeque<Segment>,
     /// The last of them, if it may grow.
-    file: Option<Box<dyn OneFile>>,
+    file: Option<Box<dyn UnsyncedFile>>,
     next_number: u64,
     /// Segments that end up to here are given back.
     released: Seq,
@@ -86,7 +86,7 @@ pub struct Journal {
 impl Journal {
     /// Begins anew in a directory, which is made if it is missing. What an earlier run left there is removed.
     pub fn begin(
-        files: Arc<dyn Files>,
+        files: Arc<dyn UnsyncedDir>,
         segment_bytes: u64,
         incarnation: Incarnation,
         boot: [u8; 16],
@@ -119,7 +119,7 @@ impl Journal {
 
     /// Goes on with what the run before left, as the same run. What it had not written to the end is cut off.
     pub(super) fn go_on(
-        files: Arc<dyn Files>,
+        files: Arc<dyn UnsyncedDir>,
         segment_bytes: u64,
         header: Header,
         segments: Vec<(u64, Seq, u64)>,
@@ -278,7 +278,7 @@ impl Journal {
 }
 
 fn write_record(
-    file: &mut dyn OneFile,
+    file: &mut dyn UnsyncedFile,
     record: &Record,
     identity: &[u8; 32],
     at: Position,
@@ -301,12 +301,12 @@ fn write_record(
 const MARK: &str = "sound";
 
 /// Whether it is there.
-pub(super) fn is_marked(files: &dyn Files) -> bool {
+pub(super) fn is_marked(files: &dyn UnsyncedDir) -> bool {
     files.has(MARK)
 }
 
 /// Puts it there, or takes it away.
-pub fn mark(files: &dyn Files, sound: bool) -> Result<(), BacklogError> {
+pub fn mark(files: &dyn UnsyncedDir, sound: bool) -> Result<(), BacklogError> {
     let done = match sound {
         true if files.has(MARK) => Ok(()),
         true => files.create(MARK).map(drop),
@@ -319,19 +319,19 @@ pub fn mark(files: &dyn Files, sound: bool) -> Result<(), BacklogError> {
 }
 
 /// Removes all segments, the mark first.
-pub(super) fn clear(files: &dyn Files) -> Result<(), BacklogError> {
+pub(super) fn clear(files: &dyn UnsyncedDir) -> Result<(), BacklogError> {
     mark(files, false)?;
     segments_in(files)?.into_iter().try_for_each(|number| remove(files, number))
 }
 
 /// Removes a segment.
-pub(super) fn remove(files: &dyn Files, number: u64) -> Result<(), BacklogError> {
+pub(super) fn remove(files: &dyn UnsyncedDir, number: u64) -> Result<(), BacklogError> {
     let done = files.remove(&name_of(number));
     done.map_err(|source| BacklogError::Io { path: path_of(files.path(), number), source })
 }
 
 /// The numbers of the segments that are there, in order.
-pub(super) fn segments_in(files: &dyn Files) -> Result<Vec<u64>, BacklogError> {
+pub(super) fn segments_in(files: &dyn UnsyncedDir) -> Result<Vec<u64>, BacklogError> {
     let failed = |source| BacklogError::Io { path: files.path().to_owned(), source };
     let names = files.names().map_err(failed)?.unwrap_or_default();
     let mut found: Vec<_> = names.iter().filter_map(|name| number_of(name)).collect();

@@ -3,7 +3,6 @@
 //! It can if the daemon was killed and the host was not: then all that was appended is here, the last record maybe in part. It
 //! cannot if the sites differed by anything else (a copy was under way, a disk had failed): the mark is not there then.
 
-use super::files::Files;
 use super::format::{HEADER_BYTES, Header, Unusable, name_of, path_of};
 use super::journal::{BacklogError, Journal, is_marked, remove, segments_in};
 use super::reader::read_at;
@@ -13,6 +12,7 @@ use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::record::{Effect, Record, Role};
+use tidelock_storage::unsynced::UnsyncedDir;
 
 /// What the segments must be of.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ pub struct Left {
     pub last_hlc: Hlc,
     /// Of all records before this one the local write has ended.
     pub redo_from: Seq,
-    files: Arc<dyn Files>,
+    files: Arc<dyn UnsyncedDir>,
     header: Header,
     segments: Vec<(u64, Seq, u64)>,
 }
@@ -115,7 +115,7 @@ impl Redo {
 }
 
 /// Looks at what is in the directory. All of it is read and verified.
-pub fn find(files: &Arc<dyn Files>, expected: &Expected) -> Result<Left, WhyNot> {
+pub fn find(files: &Arc<dyn UnsyncedDir>, expected: &Expected) -> Result<Left, WhyNot> {
     let mut numbers = segments_in(&**files)?;
     // The daemon was killed when it had just begun this one.
     while let Some(number) = numbers.last().filter(|number| is_empty(&**files, **number)) {
@@ -165,13 +165,17 @@ pub fn find(files: &Arc<dyn Files>, expected: &Expected) -> Result<Left, WhyNot>
     Ok(left)
 }
 
-fn is_empty(files: &dyn Files, number: u64) -> bool {
+fn is_empty(files: &dyn UnsyncedDir, number: u64) -> bool {
     let len_bytes = files.open(&name_of(number)).and_then(|file| file.len_bytes());
     len_bytes.is_ok_and(|len_bytes| len_bytes <= HEADER_BYTES as u64)
 }
 
 /// All headers, which must be what is expected.
-fn headers(files: &dyn Files, numbers: &[u64], expected: &Expected) -> Result<Vec<Header>, WhyNot> {
+fn headers(
+    files: &dyn UnsyncedDir,
+    numbers: &[u64],
+    expected: &Expected,
+) -> Result<Vec<Header>, WhyNot> {
     let mut headers = Vec::new();
     for number in numbers {
         let path = path_of(files.path(), *number);

@@ -17,7 +17,6 @@
 //! The bound is kept where records are admitted (the sequencer's limit), as for the backlog in memory.
 //! The bytes are in `docs/backlog-on-disk.md`.
 
-mod files;
 mod format;
 mod journal;
 mod left;
@@ -26,7 +25,6 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-pub use files::{Directory, Files, OneFile};
 pub use format::{HEADER_BYTES, Header, Unusable};
 pub use journal::{BacklogError, Journal, mark, segment_bytes};
 pub use left::{Expected, Left, Redo, Waiting, WhyNot, find};

@@ -1,7 +1,6 @@
 //! Reading records back, one after the other.
 
 use super::Position;
-use super::files::{Files, OneFile};
 use super::format::{HEADER_BYTES, Header, TAG_BYTES, name_of, path_of, record_tag};
 use super::journal::BacklogError;
 use crate::sequencer::RECORD_OVERHEAD_BYTES;
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::limits::RECORD_MAX_BYTES;
 use tidelock_protocol::record::{Head, Record};
+use tidelock_storage::unsynced::{UnsyncedDir, UnsyncedFile};
 
 /// What is read at once, unless a record is larger.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -21,9 +21,9 @@ const HEAD_MAX_BYTES: usize = 4096;
 /// missing or of another run is never taken for it.
 #[derive(Debug)]
 pub struct Reader {
-    files: Arc<dyn Files>,
+    files: Arc<dyn UnsyncedDir>,
     at: Position,
-    file: Option<Box<dyn OneFile>>,
+    file: Option<Box<dyn UnsyncedFile>>,
     /// What was read from `at` on.
     ahead: Bytes,
     next: Seq,
@@ -34,13 +34,13 @@ pub struct Reader {
 impl Reader {
     /// From the record of this seq on, which begins there. For segments that this process has written or verified.
     #[must_use]
-    pub fn new(files: Arc<dyn Files>, at: Position, next: Seq) -> Self {
+    pub fn new(files: Arc<dyn UnsyncedDir>, at: Position, next: Seq) -> Self {
         Self { files, at, file: None, ahead: Bytes::new(), next, identity: None }
     }
 
     /// As [`new`](Self::new), for segments of an earlier process: the keyed checks must be right.
     #[must_use]
-    pub fn keyed(files: Arc<dyn Files>, at: Position, next: Seq, identity: [u8; 32]) -> Self {
+    pub fn keyed(files: Arc<dyn UnsyncedDir>, at: Position, next: Seq, identity: [u8; 32]) -> Self {
         Self { identity: Some(identity), ..Self::new(files, at, next) }
     }
 
@@ -169,7 +169,7 @@ impl Reader {
 }
 
 /// Reads as much as there is. Returns how much that is.
-pub(super) fn read_at(file: &dyn OneFile, into: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(super) fn read_at(file: &dyn UnsyncedFile, into: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut len = 0;
     while len < into.len() {
         match file.read_at(&mut into[len..], offset + len as u64)? {

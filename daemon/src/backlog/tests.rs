@@ -9,6 +9,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::unsynced::Directory;
 
 const RUN: Incarnation = Incarnation(7);
 const BOOT: [u8; 16] = [3; 16];

@@ -79,13 +79,14 @@ fn fill(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::{Directory, Expected, Journal, find};
+    use crate::backlog::{Expected, Journal, find};
     use std::fs;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
     use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::record::Payload;
     use tidelock_protocol::vector::CountVector;
+    use tidelock_storage::unsynced::Directory;
 
     const DISK_BYTES: usize = 64 << 10;
 

@@ -4,7 +4,7 @@
 //! that keeps its place among the records keeps it also behind what is on disk. What comes after the records on disk
 //! therefore waits only while some of those are unread: the owner never spills behind records that wait there.
 
-use crate::backlog::{BacklogError, Files, Meter, Position, Reader, cost_bytes};
+use crate::backlog::{BacklogError, Meter, Position, Reader, cost_bytes};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
@@ -12,6 +12,7 @@ use tidelock_protocol::message::{LastRun, Message};
 use tidelock_protocol::part::PartialRecord;
 use tidelock_protocol::record::Record;
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
+use tidelock_storage::unsynced::UnsyncedDir;
 
 /// Records that are brought back at a time.
 const LOADED_AT_ONCE: usize = 64;
@@ -20,7 +21,7 @@ const LOADED_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub struct OnDisk {
     /// Where its segments are.
-    pub files: Arc<dyn Files>,
+    pub files: Arc<dyn UnsyncedDir>,
     /// Shared with the owner loop.
     pub meter: Arc<Meter>,
 }
@@ -319,13 +320,14 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::{Directory, Journal};
+    use crate::backlog::Journal;
     use crate::sequencer::RECORD_OVERHEAD_BYTES;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
     use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::record::{Effect, Payload};
     use tidelock_protocol::vector::CountVector;
+    use tidelock_storage::unsynced::Directory;
 
     const CHECK: Message = Message::Stalled { reason: None };
     const PAYLOAD_BYTES: u64 = 1000;

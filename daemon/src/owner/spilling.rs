@@ -12,7 +12,7 @@ use super::copying::Copying;
 use super::gap::GapWhy;
 use super::replication::Clocks;
 use crate::activity::{ActivityLog, Attachment, Compare};
-use crate::backlog::{BacklogError, Files, Journal, Left, Meter, Position, Waiting, cost_bytes};
+use crate::backlog::{BacklogError, Journal, Left, Meter, Position, Waiting, cost_bytes};
 use crate::copy_job::Purpose;
 use crate::link::GateControl;
 use crate::link::port::AttachedStream;
@@ -26,6 +26,7 @@ use tidelock_protocol::ids::{Epoch, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::Record;
+use tidelock_storage::unsynced::UnsyncedDir;
 
 /// A disk that has failed is tried again after so long, and with nothing left on it.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -40,7 +41,7 @@ const HANGING_SEGMENTS: u64 = 2;
 #[derive(Debug)]
 pub struct Opening {
     /// Where it is.
-    pub files: Arc<dyn Files>,
+    pub files: Arc<dyn UnsyncedDir>,
     /// At what size segments are closed.
     pub segment_bytes: u64,
     /// The most that the writer may be ahead of the backup, with the disk.
@@ -570,12 +571,13 @@ impl Spilling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::{Directory, Expected, find};
+    use crate::backlog::{Expected, find};
     use crate::sequencer::{Action, OpId, RequestId, Settings};
     use bytes::Bytes;
     use std::path::Path;
     use tidelock_protocol::ids::{DiskId, WriterId};
     use tidelock_protocol::record::{Effect, Payload};
+    use tidelock_storage::unsynced::Directory;
 
     const NOW: MonoNanos = MonoNanos(1_000_000);
     const EXPECTED: Expected =
@@ -586,12 +588,12 @@ mod tests {
     struct Rig {
         backlog: DiskBacklog,
         sequencer: Sequencer,
-        files: Arc<dyn Files>,
+        files: Arc<dyn UnsyncedDir>,
         last_op: OpId,
     }
 
     fn rig(dir: &Path) -> Rig {
-        let files: Arc<dyn Files> = Directory::at(dir);
+        let files: Arc<dyn UnsyncedDir> = Directory::at(dir);
         let opening = Opening {
             files: files.clone(),
             segment_bytes: SEGMENT_BYTES,

@@ -8,7 +8,7 @@ use super::GateControl;
 use super::member::{Member, MemberError, MemberParts};
 use super::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
 use super::queue::{OnDisk, Spilled};
-use crate::backlog::{Directory, Journal, Meter};
+use crate::backlog::{Journal, Meter};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
@@ -26,6 +26,7 @@ use tidelock_protocol::message::{
 use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::unsynced::Directory;
 use tidelock_uring::EventFd;
 
 const NOW: MonoNanos = MonoNanos(0);

@@ -1,4 +1,5 @@
-//! Where the segments are: a directory of the host, or in the simulator a disk that loses what was not synced.
+//! A directory whose files are never synced: a killed process loses nothing of them, a power loss anything. The daemon keeps
+//! its backlog in one ([`Directory`]); the simulator has a directory of its own, which loses what a power loss may take.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -8,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A directory of small names. Nothing of it is ever synced.
-pub trait Files: fmt::Debug + Send + Sync {
-    /// Where it is, for people.
+pub trait UnsyncedDir: fmt::Debug + Send + Sync {
+    /// The path, for people.
     fn path(&self) -> &Path;
     /// Makes it, if it is missing.
     fn make(&self) -> io::Result<()>;
@@ -18,15 +19,15 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// Whether there is a file of this name.
     fn has(&self, name: &str) -> bool;
     /// Makes an empty file, which must not be there.
-    fn create(&self, name: &str) -> io::Result<Box<dyn OneFile>>;
+    fn create(&self, name: &str) -> io::Result<Box<dyn UnsyncedFile>>;
     /// Opens one that is there. What is open is read also when it was removed since.
-    fn open(&self, name: &str) -> io::Result<Box<dyn OneFile>>;
+    fn open(&self, name: &str) -> io::Result<Box<dyn UnsyncedFile>>;
     /// Removes one that is there.
     fn remove(&self, name: &str) -> io::Result<()>;
 }
 
-/// A file of it.
-pub trait OneFile: fmt::Debug + Send + Sync {
+/// A file of an [`UnsyncedDir`].
+pub trait UnsyncedFile: fmt::Debug + Send + Sync {
     /// Writes all of this at the end. After a failure any part of it may be there.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Reads from there on, as `pread` does.
@@ -42,18 +43,22 @@ pub trait OneFile: fmt::Debug + Send + Sync {
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// The one of this path.
-    pub fn at(path: impl Into<PathBuf>) -> Arc<dyn Files> {
+    /// The directory of this path.
+    pub fn at(path: impl Into<PathBuf>) -> Arc<dyn UnsyncedDir> {
         Arc::new(Self(path.into()))
     }
 
-    fn opened(&self, name: &str, options: &mut fs::OpenOptions) -> io::Result<Box<dyn OneFile>> {
+    fn opened(
+        &self,
+        name: &str,
+        options: &mut fs::OpenOptions,
+    ) -> io::Result<Box<dyn UnsyncedFile>> {
         let file = options.read(true).append(true).mode(0o600).open(self.0.join(name))?;
         Ok(Box::new(HostFile(file)))
     }
 }
 
-impl Files for Directory {
+impl UnsyncedDir for Directory {
     fn path(&self) -> &Path {
         &self.0
     }
@@ -81,11 +86,11 @@ impl Files for Directory {
         self.0.join(name).exists()
     }
 
-    fn create(&self, name: &str) -> io::Result<Box<dyn OneFile>> {
+    fn create(&self, name: &str) -> io::Result<Box<dyn UnsyncedFile>> {
         self.opened(name, File::options().create_new(true))
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn OneFile>> {
+    fn open(&self, name: &str) -> io::Result<Box<dyn UnsyncedFile>> {
         self.opened(name, &mut File::options())
     }
 
@@ -97,7 +102,7 @@ impl Files for Directory {
 #[derive(Debug)]
 struct HostFile(File);
 
-impl OneFile for HostFile {
+impl UnsyncedFile for HostFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }
