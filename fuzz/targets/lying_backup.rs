@@ -437,7 +437,7 @@ impl Bench {
 
     /// Messages of the member's owner loop.
     fn owner_says(&mut self, program: &mut Extremes<'_>) {
-        let answer = || tokio::sync::oneshot::channel().0;
+        let answer = || futures_channel::oneshot::channel().0;
         let message = match program.below(13) {
             0 => ToLink::InOrder(Message::ZeroCheck { disk: DiskId(0), offset: 0, len_bytes: 512 }),
             1 => ToLink::Mode(program.mode()),
@@ -452,7 +452,7 @@ impl Bench {
             6 => ToLink::Stands,
             7 => ToLink::AskToCompare,
             8 => ToLink::LeaveOpen,
-            9 => ToLink::GiveUpLease(Some(tokio::sync::oneshot::channel().0)),
+            9 => ToLink::GiveUpLease(Some(futures_channel::oneshot::channel().0)),
             10 => ToLink::ReadyToSwitch(program.flag(), Arc::new(Agreement::default())),
             11 => ToLink::Logged(LOG),
             _ => {

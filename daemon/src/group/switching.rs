@@ -7,6 +7,7 @@ use super::{GroupLoop, GroupSettings, Surroundings};
 use crate::control::SwitchState;
 use crate::handover::{Handover, LinkEnded, Sight, Step};
 use crate::link::port::{LeaseGivenUp, ToLink};
+use futures_channel::oneshot;
 use crate::owner::{Drained, Phase, ToOwner};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -15,7 +16,6 @@ use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Form;
 use tidelock_protocol::vector::CountVector;
-use tokio::sync::oneshot::{self, error::TryRecvError};
 
 /// Why there is no switch, for people.
 pub type SwitchError = String;
@@ -81,7 +81,7 @@ impl Sight for Seen<'_> {
         let writers = members.iter().filter(|member| member.writer.is_some());
         for (member, drain) in writers.zip(&mut *self.drains) {
             let Some(of) = drain else { continue };
-            let Ok(done) = of.try_recv() else { return Ok(false) };
+            let Ok(Some(done)) = of.try_recv() else { return Ok(false) };
             if done.marks.is_none() {
                 return Err("the local disk failed its last flush, or the sites differ".to_owned());
             }
@@ -131,10 +131,10 @@ impl Sight for Seen<'_> {
     fn is_answered(&mut self) -> Result<bool, LinkEnded> {
         let mut is_lost = false;
         self.answers.retain_mut(|answer| match answer.try_recv() {
-            Ok(_) => false,
-            Err(TryRecvError::Empty) => true,
+            Ok(Some(_)) => false,
+            Ok(None) => true,
             // A link that has ended answers nothing.
-            Err(TryRecvError::Closed) => {
+            Err(oneshot::Canceled) => {
                 is_lost = true;
                 true
             }

@@ -18,7 +18,7 @@ impl Bookmarks {
 
     /// What to ask for on a new connection: all that somebody still waits for.
     pub(super) fn again(&mut self) -> impl Iterator<Item = Message> {
-        self.0.retain(|_, (_, done)| !done.is_closed());
+        self.0.retain(|_, (_, done)| !done.is_canceled());
         self.0.values().map(|(wanted, _)| Message::Bookmark(Box::new(wanted.clone())))
     }
 

@@ -6,6 +6,7 @@
 
 use super::Refusal;
 use super::queue::Spilled;
+use futures_channel::oneshot;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -76,7 +77,7 @@ pub enum ToLink {
 }
 
 /// Where C as the backup says it with its answer to a [`ToLink::GiveUpLease`] goes.
-pub type LeaseGivenUp = tokio::sync::oneshot::Sender<CountVector>;
+pub type LeaseGivenUp = oneshot::Sender<CountVector>;
 
 /// What the backup has told the members of this host, which hand their group over together with other hosts.
 #[derive(Debug, Default)]
@@ -123,7 +124,7 @@ impl Agreement {
 }
 
 /// Where the answer to a [`ToLink::Bookmark`] goes. If nobody waits there any more, it is not asked for again.
-pub type BookmarkDone = tokio::sync::oneshot::Sender<Result<BookmarkPoint, String>>;
+pub type BookmarkDone = oneshot::Sender<Result<BookmarkPoint, String>>;
 
 /// The backup's answer to a writer, as far as its owner loop goes by it.
 #[derive(Clone, Debug)]

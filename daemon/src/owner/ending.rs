@@ -8,11 +8,11 @@ use super::replication::Clocks;
 use super::{Drained, Owner, Several, ToOwner, replication};
 use crate::link::port::{OwnerPort, ToLink};
 use crate::state::{MemberState, StateError};
+use futures_channel::oneshot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tidelock_protocol::message::{CleanEnd, Form};
 use tidelock_storage::Storage;
-use tokio::sync::oneshot;
 
 /// Nothing new is taken.
 pub(super) struct Draining {

@@ -52,6 +52,7 @@ use bytes::Bytes;
 use contact::Contact;
 use disk::Disk;
 use driver::{DiskFile, DiskOp, Driver, GuestIo, Taking, Timer};
+use futures_channel::oneshot;
 use idling::Idling;
 use local_op::{LocalOp, On, Progress};
 use logging::Logging;
@@ -65,7 +66,6 @@ use tidelock_protocol::ids::{DiskId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, DiskSpec, Form, LogAge, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{AlignedBuf, BufPool};
-use tokio::sync::oneshot;
 
 /// How often what cannot go on by itself is tried again (throttled copies, unreadable extents).
 const TICK: std::time::Duration = std::time::Duration::from_millis(100);

@@ -11,6 +11,7 @@ use crate::ring::{Asked, Asks, Death, Ends, Io, Shape, SimDriver, Tear};
 use crate::schedule::{MS, US};
 use crate::verifying::Looked;
 use crate::world::{Event, Run, World, note};
+use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -37,7 +38,6 @@ use tidelock_protocol::message::{Basis, CopyState, Mode};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_storage::memory::Memory;
 use tidelock_uring::{Buffer, EventFd};
-use tokio::sync::oneshot;
 
 /// What it takes to put a ceiling on record.
 const CEILING_NS: u64 = 3 * MS;
@@ -599,8 +599,8 @@ impl World {
         let drained = match (&run.owner, &mut run.drained) {
             (None, _) => Drained { seq: Seq::ZERO, hlc: Hlc(0), marks: None },
             (Some(_), Some(answer)) => match answer.try_recv() {
-                Ok(drained) => drained,
-                Err(_) => return,
+                Ok(Some(drained)) => drained,
+                _ => return,
             },
             (Some(_), None) => return,
         };

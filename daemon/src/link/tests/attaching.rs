@@ -199,7 +199,7 @@ fn another_group_of_the_same_name_gets_nothing() {
 
 #[test]
 fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
-    use tokio::sync::oneshot;
+    use futures_channel::oneshot;
     let wanted = |id| Bookmark { id, name: "deploy".into(), expires_in_ms: None, moves: false };
     let asked = |b: &mut Bench| {
         let bookmarks = controls(b).into_iter();
@@ -223,7 +223,7 @@ fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
     let point = BookmarkPoint { hlc: Hlc(3), seqs: vec![], without: vec![] };
     let answer = Message::Bookmarked { id: 7, outcome: Ok(Box::new(point.clone())) };
     b.member.receive(answer, NOW).unwrap();
-    assert_eq!(outcome.try_recv(), Ok(Ok(point)));
+    assert_eq!(outcome.try_recv(), Ok(Some(Ok(point))));
 
     // While it is attached, at once.
     b.sent();
