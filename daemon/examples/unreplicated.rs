@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     let listener = UnixListener::bind(&socket)?;
     let disk = DiskSetup::new(spec, file, listener.into(), 16)?;
     let wake = EventFd::new()?;
-    let (port, messages) = OwnerPort::<ToOwner>::new(wake.clone());
+    let (port, messages) = OwnerPort::<ToOwner>::new(wake.clone().into());
     let port = Arc::new(port);
     let (link, mut records) = tokio::sync::mpsc::unbounded_channel();
     let acks = port.clone();

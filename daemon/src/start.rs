@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
+use tidelock_buffers::BufPool;
 use tidelock_protocol::ids::{Channel, Epoch, Incarnation, RunId, WriterId};
 use tidelock_protocol::lease::HoldReason;
 use tidelock_protocol::machine::Machine;
@@ -34,7 +35,6 @@ use tidelock_protocol::message::{
 };
 use tidelock_storage::Storage;
 use tidelock_storage::unsynced::UnsyncedDir;
-use tidelock_uring::BufPool;
 
 /// A local write that was begun ends within this, or hangs; and the times of files that a power loss has left may be apart
 /// by what their file systems write back in.

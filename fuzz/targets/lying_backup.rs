@@ -16,6 +16,7 @@ use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use tidelock_daemon::link::connection::{self, ConnectionError};
 use tidelock_daemon::link::member::{Member, MemberError, MemberParts};
 use tidelock_daemon::link::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
@@ -36,7 +37,6 @@ use tidelock_protocol::message::{
 use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::sender::SenderError;
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::EventFd;
 
 const BEGIN_MS: u64 = 1_700_000_000_000;
 const GROUP_ID: GroupId = GroupId([7; 16]);
@@ -511,7 +511,7 @@ fn writer(which: usize, tagging: Option<Tagging>, last_run: LastRun) -> Attach {
 }
 
 fn member(which: usize, attach: Attach) -> (Member<FromLink>, Owner) {
-    let (port, heard) = OwnerPort::new(EventFd::new().expect("there are descriptors"));
+    let (port, heard) = OwnerPort::new(Waker::noop().clone());
     let (port, gate, stats) = (Arc::new(port), Gate::default(), Arc::<LinkStats>::default());
     let member = Member::new(MemberParts {
         attach,

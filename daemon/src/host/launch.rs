@@ -28,6 +28,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, WriterId};
@@ -103,7 +104,7 @@ impl Launch<'_> {
 
     /// A member without disks. There is no owner loop behind it: what is sent there goes nowhere.
     pub(super) fn follower(self) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
-        let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
+        let (port, _) = OwnerPort::new(Waker::noop().clone());
         let started = start::follower(self.found, self.member(Arc::new(port))?)?;
         let StartedFollower { link, state, link_stats } = started;
         Ok((Follower { link_stats, state }, link))
@@ -130,7 +131,7 @@ impl Launch<'_> {
         let paths = member.disks.iter().map(|disk| disk.path.value.as_path());
         let identity = start::identity(self.found, &name, &disks, &removed_disks);
         let wake = EventFd::new().map_err(HostError::Thread)?;
-        let (port, messages) = OwnerPort::new(wake.clone());
+        let (port, messages) = OwnerPort::new(wake.clone().into());
         let port = Arc::new(port);
         let disk_sizes_bytes = disks.iter().map(|(spec, _)| spec.size_bytes).collect();
         let limit_bytes = backlog_limit_bytes(group);

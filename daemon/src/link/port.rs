@@ -10,6 +10,7 @@ use futures_channel::oneshot;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::task::Waker;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, GroupId, MonoNanos, RunId, Seq};
 use tidelock_protocol::message::{
@@ -17,7 +18,6 @@ use tidelock_protocol::message::{
 };
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::EventFd;
 
 /// From the owner loop to the link.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ pub enum FromLink {
 #[derive(Debug)]
 pub struct OwnerPort<T> {
     inbox: mpsc::Sender<T>,
-    wake: EventFd,
+    wake: Waker,
     durable: AtomicU64,
     committed: AtomicU64,
     wants_acks: AtomicBool,
@@ -192,9 +192,9 @@ pub struct OwnerPort<T> {
 }
 
 impl<T> OwnerPort<T> {
-    /// A port and its receiving end.
+    /// A port and its receiving end. `wake` gives the owner loop a turn.
     #[must_use]
-    pub fn new(wake: EventFd) -> (Self, mpsc::Receiver<T>) {
+    pub fn new(wake: Waker) -> (Self, mpsc::Receiver<T>) {
         let (inbox, outbox) = mpsc::channel();
         let port = Self {
             inbox,
@@ -213,8 +213,7 @@ impl<T> OwnerPort<T> {
 
     /// Gives the owner loop a turn.
     pub fn wake(&self) {
-        // It fails only when so many signals are waiting that one more says nothing new.
-        let _ = self.wake.signal();
+        self.wake.wake_by_ref();
     }
 
     /// Sends a message and wakes the owner. A loop that has ended hears nothing.

@@ -456,11 +456,11 @@ mod tests {
     use crate::link::port::OwnerPort;
     use crate::owner::replication::{AHEAD_MAX_BYTES, Clocks, drive_copies};
     use crate::sequencer::{Action, RequestId, Sequencer, Settings};
+    use std::task::Waker;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, WriterId};
     use tidelock_protocol::message::Mode;
     use tidelock_protocol::record::{Effect, Payload};
-    use tidelock_uring::EventFd;
 
     const CLOCKS: Clocks = Clocks { now: MonoNanos(1), wall_ms: 1 };
     fn submit(sequencer: &mut Sequencer, nth: u64) {
@@ -510,7 +510,7 @@ mod tests {
     #[test]
     fn a_copy_ends_also_beside_a_guest_that_writes_more_than_the_link_carries() {
         let (mut sequencer, mut copying) = first_copy(64 << 10, 4 << 20, 1 << 20);
-        let (port, _messages) = OwnerPort::<()>::new(EventFd::new().unwrap());
+        let (port, _messages) = OwnerPort::<()>::new(Waker::noop().clone());
         let (mut requests, mut durable, mut turns) = (0, Seq::ZERO, 0);
         while !copying.wants_marker() {
             turns += 1;
@@ -532,7 +532,7 @@ mod tests {
     fn copies_wait_for_the_connection_and_then_for_the_backup() {
         const WINDOW_BYTES: u64 = 4 << 20;
         let (mut sequencer, mut copying) = first_copy(1 << 30, WINDOW_BYTES, 64 << 20);
-        let (port, _messages) = OwnerPort::<()>::new(EventFd::new().unwrap());
+        let (port, _messages) = OwnerPort::<()>::new(Waker::noop().clone());
         for _ in 0..3 {
             turn(&mut sequencer, &mut copying, &port);
             assert_eq!(sequencer.lag().bytes, AHEAD_MAX_BYTES, "the connection takes nothing");

@@ -4,10 +4,10 @@ use super::driver::{DiskFile, GuestOp};
 use crate::copy_job::HOLE_MIN_BYTES;
 use crate::sequencer::{DiskError, EOPNOTSUPP, Extent, Look};
 use std::io;
+use tidelock_buffers::{ExtentKind, FallocateMode};
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::record::Effect;
-use tidelock_uring::{ExtentKind, FallocateMode};
 
 /// Pieces that are asked for at a time when a whole disk is listed.
 const LIST_EXTENTS: usize = 4096;
@@ -93,7 +93,7 @@ impl<F: DiskFile> Disk<F> {
     /// How the disk begins in an extent. Blocks, but reads no data.
     pub fn look(&self, extent: Extent) -> io::Result<Look> {
         let pieces = self.file.extents(extent.offset..extent.end(), LOOK_EXTENTS)?;
-        let is_hole = |piece: &tidelock_uring::Extent| {
+        let is_hole = |piece: &tidelock_buffers::Extent| {
             piece.kind == ExtentKind::Hole && piece.len >= HOLE_MIN_BYTES
         };
         Ok(match pieces.iter().position(is_hole) {

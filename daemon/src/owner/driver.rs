@@ -9,9 +9,9 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
+use tidelock_buffers::{AlignedBuf, Durability, FallocateMode};
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::Payload;
-use tidelock_uring::{AlignedBuf, Durability, FallocateMode};
 
 use crate::link::port::ToLink;
 
@@ -102,7 +102,7 @@ pub trait DiskFile: Debug {
     /// True if ranges can be zeroed without writing, with their storage kept.
     fn can_zero_range(&self) -> bool;
     /// The pieces of a range, in order and without a gap, `max` of them at most: the last may end before the range does.
-    fn extents(&self, range: Range<u64>, max: usize) -> io::Result<Vec<tidelock_uring::Extent>>;
+    fn extents(&self, range: Range<u64>, max: usize) -> io::Result<Vec<tidelock_buffers::Extent>>;
     /// The identity of the file as it is now: it changes when somebody else replaces or writes to it.
     fn mark(&self) -> io::Result<String>;
     /// Makes everything written durable, and waits for that: at a clean end.

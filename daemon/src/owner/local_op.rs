@@ -16,9 +16,9 @@ use super::driver::{DiskFile, DiskOp, Driver};
 use crate::sequencer::{DiskError, EIO, EOPNOTSUPP, Extent, OpId};
 use bytes::{Buf, Bytes};
 use std::io;
+use tidelock_buffers::{AlignedBuf, BufPool, Durability, FallocateMode};
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::Effect;
-use tidelock_uring::{AlignedBuf, BufPool, Durability, FallocateMode};
 
 /// What is written at a time where zeroes have to be written.
 const FILL_BYTES: u64 = 1 << 20;

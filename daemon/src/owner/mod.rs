@@ -61,11 +61,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tidelock_buffers::{AlignedBuf, BufPool};
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, DiskSpec, Form, LogAge, Mode};
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::{AlignedBuf, BufPool};
 
 /// How often what cannot go on by itself is tried again (throttled copies, unreadable extents).
 const TICK: std::time::Duration = std::time::Duration::from_millis(100);

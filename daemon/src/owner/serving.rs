@@ -8,9 +8,9 @@ use bytes::Bytes;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tidelock_buffers::AlignedBuf;
 use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::Effect;
-use tidelock_uring::AlignedBuf;
 
 /// Once in so long a failed read of a disk is logged.
 const SAID_EVERY: Duration = Duration::from_secs(10);

@@ -12,11 +12,12 @@ use bytes::Bytes;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
+use tidelock_buffers::{AlignedBuf, BufPool, Durability, FallocateMode};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, MonoNanos, WriterId};
 use tidelock_protocol::message::{DiskSpec, Mode};
-use tidelock_uring::{AlignedBuf, BufPool, Durability, EventFd, FallocateMode};
 
 const DISK_BYTES: u64 = 1 << 20;
 
@@ -40,7 +41,7 @@ impl DiskFile for NoFile {
         true
     }
 
-    fn extents(&self, _: Range<u64>, _: usize) -> io::Result<Vec<tidelock_uring::Extent>> {
+    fn extents(&self, _: Range<u64>, _: usize) -> io::Result<Vec<tidelock_buffers::Extent>> {
         Ok(Vec::new())
     }
 
@@ -101,7 +102,7 @@ impl Driver for Recorder {
 
 /// A member with one disk.
 pub(super) fn owner(pending: Arc<dyn PublishPending>, several: Option<Several>) -> Owner<Recorder> {
-    let (port, _) = OwnerPort::new(EventFd::new().unwrap());
+    let (port, _) = OwnerPort::new(Waker::noop().clone());
     let settings = Settings {
         writer: WriterId(0),
         mode: Mode::Pipelined,

@@ -264,7 +264,7 @@ impl World {
         let form = if group.peers.is_some() { group.form } else { Form::Vector };
         let control = Arc::new(NotedGate::new(gate.clone(), writer, pending.clone(), form));
         let wake = EventFd::new().expect("an eventfd");
-        let (port, messages) = OwnerPort::new(wake.clone());
+        let (port, messages) = OwnerPort::new(wake.clone().into());
         let port = Arc::new(port);
         let member = MemberStart {
             name: plan.name.clone(),

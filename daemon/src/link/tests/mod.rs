@@ -13,6 +13,7 @@ use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
@@ -27,7 +28,6 @@ use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::unsynced::Directory;
-use tidelock_uring::EventFd;
 
 const NOW: MonoNanos = MonoNanos(0);
 const WRITER: WriterId = WriterId(0);
@@ -166,7 +166,7 @@ fn bench_with(
 ) -> Bench {
     let (on_disk, left) = on_disk.unzip();
     let told = Told::default();
-    let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
+    let (port, heard) = OwnerPort::new(Waker::noop().clone());
     let port = Arc::new(port);
     let stats = Arc::<LinkStats>::default();
     let member = Member::new(MemberParts {

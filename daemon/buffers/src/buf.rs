@@ -291,20 +291,12 @@ impl AlignedBuf {
         self.freeze(0..len)
     }
 
-    fn whole_mut(&mut self) -> &mut [u8] {
+    /// All of the memory, as long as the capacity. Bytes behind the length are those of its last user, or zero. The address
+    /// stays the same wherever the buffer is moved to.
+    pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: `ptr` is an owned, initialised allocation of `capacity` bytes, and `&mut self`
         // makes this the only access for the life of the slice.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.capacity()) }
-    }
-
-    /// The address of `range`, for an operation that owns this buffer.
-    ///
-    /// # Panics
-    /// If the range reaches beyond the capacity: the kernel must never be given such a range.
-    pub(crate) fn range_for_kernel(&mut self, range: &Range<usize>) -> (*mut u8, u32) {
-        let slice = &mut self.whole_mut()[range.clone()];
-        let len = slice.len() as u32; // capacities are far below 4 GiB
-        (slice.as_mut_ptr(), len)
     }
 }
 
