@@ -24,7 +24,6 @@
 //! afterwards: a link that breaks and comes back again and again, and never brings an acknowledgement, is missed.
 //! Nor a record that queues behind others while acknowledgements go on rising, or parts of it arrive: that is lag.
 
-use crate::config::HeartbeatSettings;
 use crate::link::port::OwnerPort;
 use crate::owner::{OwnerView, Phase, ToOwner};
 use crate::stats::LinkStats;
@@ -38,6 +37,21 @@ use Ordering::{Acquire, Relaxed, Release};
 
 /// How often a watch looks. An age is told too great by this at most.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A record every interval that goes the whole way, and is missed when it does not come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeartbeatSettings {
+    /// How long after one the next is sent, if nothing else was.
+    pub interval: Duration,
+    /// After how long one that has not come back is missed; several intervals.
+    pub alarm_after: Duration,
+}
+
+impl HeartbeatSettings {
+    /// Settings of a group whose configuration has none.
+    pub const DEFAULT: Self =
+        Self { interval: Duration::from_secs(1), alarm_after: Duration::from_secs(5) };
+}
 
 /// Which part of the way a heartbeat was last seen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,8 @@ pub mod copy_job;
 pub mod degrade;
 #[cfg(feature = "host")]
 pub mod driver;
+#[cfg(test)]
+mod example_status;
 #[cfg(feature = "host")]
 pub mod group;
 pub mod handover;

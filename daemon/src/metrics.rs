@@ -482,7 +482,7 @@ mod tests {
         Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, SwitchState,
         SwitchWish, Switching, VerifyBegun, VerifyWish,
     };
-    use crate::status::example::status;
+    use crate::example_status::status;
     use std::collections::BTreeSet;
     use std::io::{Read, Write};
 

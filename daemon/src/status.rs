@@ -9,8 +9,6 @@
 //! The JSON form is stable: fields are added, never changed or removed, while [`SCHEMA`] stays.
 
 mod activity;
-#[cfg(test)]
-pub(crate) mod example;
 mod heartbeat;
 mod risk;
 mod verify;

@@ -425,7 +425,7 @@ pub(super) fn latency(latency: &LatencySnapshot) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::example::status;
+    use crate::example_status::status;
     use crate::status::{CopyKindStatus, LagStatus};
     use crate::verified::Verified;
     use tidelock_protocol::ids::{Epoch, Seq};

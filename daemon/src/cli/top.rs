@@ -383,7 +383,7 @@ fn style(tone: Tone) -> Style {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::example::status;
+    use crate::example_status::status;
     use crate::status::{CopyKindStatus, CopyStatus, Kind, Why};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;

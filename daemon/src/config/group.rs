@@ -17,9 +17,10 @@ use super::on_disk::read_backlog_on_disk;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
-    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, HeartbeatSettings,
-    Member, Peer, RemovedDisk, Roles, TagSettings, VerifySettings,
+    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer,
+    RemovedDisk, Roles, TagSettings, VerifySettings,
 };
+use crate::heartbeat::HeartbeatSettings;
 
 const MODES: [(&str, Mode); 3] =
     [("sync", Mode::Sync), ("pipelined", Mode::Pipelined), ("async", Mode::Async)];

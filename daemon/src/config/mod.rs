@@ -23,6 +23,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::heartbeat::HeartbeatSettings;
 use tidelock_config::{Diagnostics, HostPort, Located, Name, Place, Rate, Size};
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::{Form, Mode};
@@ -343,15 +344,6 @@ pub enum AtLimit {
     Map,
     /// Their writes wait.
     Wait,
-}
-
-/// A record every interval that goes the whole way, and is missed when it does not come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeartbeatSettings {
-    /// How long after one the next is sent, if nothing else was.
-    pub interval: Duration,
-    /// After how long one that has not come back is missed; several intervals.
-    pub alarm_after: Duration,
 }
 
 /// One VM.

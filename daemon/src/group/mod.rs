@@ -18,7 +18,7 @@ mod standing;
 mod switching;
 mod told;
 
-pub use switching::SwitchError;
+pub use switching::{SwitchError, SwitchState};
 
 use crate::degrade::{Degrade, Standing};
 use crate::link::GateControl;

@@ -4,11 +4,12 @@
 //! A crash before the record leaves a group that goes on as it was, one after it a group that is shut here for good.
 
 use super::{GroupLoop, GroupSettings, Surroundings};
-use crate::control::SwitchState;
 use crate::handover::{Handover, LinkEnded, Sight, Step};
 use crate::link::port::{LeaseGivenUp, ToLink};
-use futures_channel::oneshot;
 use crate::owner::{Drained, Phase, ToOwner};
+use futures_channel::oneshot;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -19,6 +20,41 @@ use tidelock_protocol::vector::CountVector;
 
 /// Why there is no switch, for people.
 pub type SwitchError = String;
+
+/// Progress of a switch, as an operator is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum SwitchState {
+    /// The backup does not have everything yet. It can still end without a change.
+    Draining,
+    /// The backup has everything of this host. Other hosts of the group are not so far, and until they are this one can
+    /// still end without a change.
+    Awaiting {
+        /// Members, with their hosts.
+        members: Vec<String>,
+    },
+    /// The gate is being shut, and the backup told.
+    GivingUp,
+    /// This host answers no client of the group any more.
+    Over {
+        /// The last seq of each writer: the backup has all of it.
+        seqs: BTreeMap<String, u64>,
+        /// From the last request taken until the backup had everything and nothing was held.
+        drained_ms: u64,
+        /// From then until all other hosts of the group were so far, too.
+        #[serde(default)]
+        others_ms: u64,
+        /// From then until it was on record, and the gate was shut.
+        #[serde(default)]
+        shut_ms: u64,
+        /// The same until the backup has answered that it knows the lease to be given up.
+        gave_up_ms: u64,
+        /// Why it is not certain that the backup knows.
+        problem: Option<String>,
+    },
+    /// The same, by a run of the daemon before this one.
+    Before,
+}
 
 /// The progress of a group's switch.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 
 use super::{HostError, HostGroup, spawn};
 use crate::clock;
-use crate::config::HeartbeatSettings;
+use crate::heartbeat::HeartbeatSettings;
 use crate::heartbeat::{LOOK_EVERY, Missing, Step, Watched};
 use crate::stats::OwnerStats;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use super::{HostGroup, HostMember};
 use crate::cli::human;
-use crate::config::HeartbeatSettings;
+use crate::heartbeat::HeartbeatSettings;
 use crate::status::DiskHangStatus;
 use tidelock_protocol::ids::MonoNanos;
 

@@ -1,6 +1,6 @@
 //! What status says of a writer's heartbeats.
 
-use crate::config::HeartbeatSettings;
+use crate::heartbeat::HeartbeatSettings;
 use crate::heartbeat::{Missing, Pulse};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::ids::MonoNanos;

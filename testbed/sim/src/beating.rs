@@ -12,7 +12,7 @@ use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::time::Duration;
-use tidelock_daemon::config::HeartbeatSettings;
+use tidelock_daemon::heartbeat::HeartbeatSettings;
 use tidelock_daemon::heartbeat::{LOOK_EVERY, Missing, Sight, Step, Watched};
 use tidelock_protocol::ids::{MonoNanos, Seq};
 

@@ -17,7 +17,7 @@ use crate::switching;
 use crate::verifying::{self, VerifyPlan};
 use std::ops::Range;
 use tidelock_daemon::activity::Geometry;
-use tidelock_daemon::config::HeartbeatSettings;
+use tidelock_daemon::heartbeat::HeartbeatSettings;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::{self, Codec};

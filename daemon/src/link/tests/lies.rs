@@ -1,16 +1,16 @@
 //! A backup that lies in well-formed messages.
 
 use super::*;
-use crate::clock;
 use crate::link::connection::{self, ConnectionError};
 use tidelock_protocol::bounds::{EPOCH_MAX, SEQ_OF_REMOVED};
 use tidelock_protocol::message::BookmarkPoint;
 
 const FAR: u64 = u64::MAX;
+const WALL_MS: u64 = 1_700_000_000_000;
 
 fn hear(b: &mut Bench, message: Message) -> Result<(), ConnectionError> {
     let members = std::slice::from_mut(&mut b.member);
-    connection::hear(Frame::Control(Channel(1), message), members, NOW, clock::wall_ms())
+    connection::hear(Frame::Control(Channel(1), message), members, NOW, WALL_MS)
 }
 
 /// The connection ends, and the run goes on.
@@ -26,7 +26,7 @@ fn terms(reachable: CountVector) -> TagTerms {
 /// One such time has ended the daemons of all hosts of a group at every start.
 #[test]
 fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
-    let far = Hlc::new(clock::wall_ms() + 8 * 3_600_000, 0);
+    let far = Hlc::new(WALL_MS + 8 * 3_600_000, 0);
     let none = CountVector::new();
     let own = |seq| CountVector::of(WRITER, Seq(seq));
     let good = attached(0, 0, CopyState::Whole);
@@ -230,7 +230,7 @@ fn a_lie_that_repeats_is_the_same_for_the_log() {
         let mut b = bench(LastRun::Unknown);
         b.connect();
         let lie = attached_but(&attached(0, 0, CopyState::Whole), |told| {
-            told.stream.as_mut().unwrap().last_hlc = Hlc::new(clock::wall_ms() + ahead_ms, 0);
+            told.stream.as_mut().unwrap().last_hlc = Hlc::new(WALL_MS + ahead_ms, 0);
         });
         let error = hear(&mut b, lie).unwrap_err();
         (error.to_string(), error.what_repeats())

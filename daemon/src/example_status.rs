@@ -1,7 +1,10 @@
 //! A status as a healthy daemon gives it, for tests.
 
-use super::*;
-use crate::stats::LatencyHistogram;
+use crate::stats::{LatencyHistogram, LatencySnapshot};
+use crate::status::*;
+use std::collections::BTreeMap;
+use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::message::{Form, Mode};
 
 fn times(ms: &[u64]) -> LatencySnapshot {
     let histogram = LatencyHistogram::default();
