@@ -1,8 +1,8 @@
 //! A status as a healthy daemon gives it, for tests.
 
-use crate::stats::{LatencyHistogram, LatencySnapshot};
-use crate::status::*;
 use std::collections::BTreeMap;
+use tidelock_daemon_core::stats::{LatencyHistogram, LatencySnapshot};
+use tidelock_daemon_core::status::*;
 use tidelock_protocol::ids::{Epoch, Seq};
 use tidelock_protocol::message::{Form, Mode};
 

@@ -2,9 +2,9 @@
 
 use super::confirm::confirm;
 use crate::control::Client;
-use crate::status::GroupStatus;
 use anyhow::bail;
 use std::collections::BTreeSet;
+use tidelock_daemon_core::status::GroupStatus;
 use tidelock_protocol::message::Mode;
 
 /// What a switch means for the guest and for the clients.

@@ -1,7 +1,7 @@
 //! Colours, only where a person reads them.
 
-use crate::status::{GroupStatus, Kind};
 use std::io::IsTerminal;
+use tidelock_daemon_core::status::{GroupStatus, Kind};
 
 /// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidelock_config::{Located, Name, Rate, Section, Size, format_duration};
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Form, Mode};
@@ -20,7 +21,6 @@ use super::{
     ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer,
     RemovedDisk, Roles, TagSettings, VerifySettings,
 };
-use crate::heartbeat::HeartbeatSettings;
 
 const MODES: [(&str, Mode); 3] =
     [("sync", Mode::Sync), ("pipelined", Mode::Pipelined), ("async", Mode::Async)];

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use tidelock_config::{FromToml, Section, Value, Wrong, format_duration};
-
-use crate::heartbeat::HeartbeatSettings;
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
 
 const INTERVAL_DEFAULT: Duration = HeartbeatSettings::DEFAULT.interval;
 const INTERVAL_MIN: Duration = Duration::from_millis(100);

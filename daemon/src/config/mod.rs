@@ -23,8 +23,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::heartbeat::HeartbeatSettings;
 use tidelock_config::{Diagnostics, HostPort, Located, Name, Place, Rate, Size};
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag;
@@ -87,7 +87,7 @@ pub struct Host {
     pub runtime_dir: PathBuf,
     /// What must outlive a restart: granted epochs, clean-stop marks.
     pub state_dir: PathBuf,
-    /// A `tracing` filter such as `info` or `info,tidelock_daemon::link=debug`.
+    /// A `tracing` filter such as `info` or `info,tidelock_daemon_core::link=debug`.
     pub log: String,
     /// How log lines look.
     pub log_format: LogFormat,

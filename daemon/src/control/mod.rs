@@ -42,16 +42,16 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 
-use crate::status::Status;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
+use tidelock_daemon_core::status::Status;
 use tidelock_protocol::message::Mode;
 
-pub use crate::group::SwitchState;
 pub use client::{Client, ClientError};
 pub use server::Server;
+pub use tidelock_daemon_core::group::SwitchState;
 
 /// The longest request.
 pub const REQUEST_MAX_BYTES: usize = 64 << 10;

@@ -4,12 +4,12 @@
 use super::{Host, HostGroup};
 use crate::clock;
 use crate::control::{BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind};
-use crate::link::LinkState;
-use crate::link::port::ToLink;
 use futures_channel::oneshot;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::link::LinkState;
+use tidelock_daemon_core::link::port::ToLink;
 use tidelock_protocol::bounds;
 use tidelock_protocol::message::{Bookmark, BookmarkPoint};
 

@@ -1,28 +1,14 @@
-//! The driver of a member's start ([`crate::start`]): its disks, sockets and files, its thread, and its end of the link.
+//! The driver of a member's start ([`tidelock_daemon_core::start`]): its disks, sockets and files, its thread, and its end of the link.
 
 use super::activity_file::{self, geometry_of};
 use super::backlog_files::{backlog_limit_bytes, backlog_of, segments, warn_of_little_room};
 use super::changed::written;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
-use crate::activity::place::LogPlace;
-use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
-use crate::copy_job::Bounds;
 use crate::driver::{DiskSetup, thread};
-use crate::group::GroupLoop;
 use crate::held_gate::PendingEntry;
-use crate::link::GateControl;
-use crate::link::member::Member as LinkMember;
-use crate::link::port::{OwnerPort, ToLink};
-use crate::owner::ToOwner;
 use crate::private_socket;
-use crate::records::Records;
-use crate::start::{
-    self, GroupStart, LogStart, MemberStart, StartError, StartedFollower, StartedWriter,
-    WriterStart,
-};
-use crate::state::StateFile;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -30,6 +16,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::activity::place::LogPlace;
+use tidelock_daemon_core::ceiling;
+use tidelock_daemon_core::copy_job::Bounds;
+use tidelock_daemon_core::group::GroupLoop;
+use tidelock_daemon_core::link::GateControl;
+use tidelock_daemon_core::link::member::Member as LinkMember;
+use tidelock_daemon_core::link::port::{OwnerPort, ToLink};
+use tidelock_daemon_core::owner::ToOwner;
+use tidelock_daemon_core::records::Records;
+use tidelock_daemon_core::start::{
+    self, GroupStart, LogStart, MemberStart, StartError, StartedFollower, StartedWriter,
+    WriterStart,
+};
+use tidelock_daemon_core::state::StateFile;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, WriterId};
 use tidelock_protocol::limits;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tidelock_daemon::backlog::HEADER_BYTES;
+use tidelock_daemon_core::backlog::HEADER_BYTES;
 use tidelock_storage::unsynced::{UnsyncedDir, UnsyncedFile};
 
 /// So many files that were removed may be there again after a power loss.

@@ -560,7 +560,7 @@ fn lasting(mark: &str) -> String {
 impl Written {
     /// An image that was written to, or whose times were set, long after the daemon's last write: it was restored or changed
     /// in place. Of a device nobody knows.
-    pub(crate) fn since(&self) -> Option<String> {
+    pub fn since(&self) -> Option<String> {
         let last_s = self.evidence_s?;
         let later = self.images.iter().map(|(path, written_s)| (path, written_s - last_s));
         later.into_iter().find(|(_, later_s)| *later_s > LAST_WRITE_MAX_S).map(|(path, later_s)| {

@@ -8,7 +8,7 @@
 //! | `standing` | what a disaster now would undo, as status says it |
 //! | `switching` | the switch to the backup site, by [`crate::handover`] |
 //!
-//! The driver ([`crate::host`]) calls [`GroupLoop::look`] ten times a second, and [`GroupLoop::look_at_switch`] while a
+//! The driver (`daemon/src/host`) calls [`GroupLoop::look`] ten times a second, and [`GroupLoop::look_at_switch`] while a
 //! switch is under way. All that the loop sees and does goes through [`Surroundings`].
 //!
 //! Invariants: nothing leaves unheld that is not on record before; the gate is shut for good only when that is on record.

@@ -1,7 +1,7 @@
 //! The boundary of the owner loop: what it asks of whoever drives it, and what it is told.
 //!
 //! The loop itself does no I/O and reads no clock. In production a driver over io_uring, sockets and timers carries out
-//! what it asks for ([`crate::driver`]); the simulator is another driver of the same loop.
+//! what it asks for (`daemon/src/driver`); the simulator is another driver of the same loop.
 
 use crate::sequencer::{Action, DiskError, Extent, OpId, RequestId};
 use bytes::Bytes;
