@@ -7,13 +7,13 @@
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidelock_daemon::activity::ActivityLog;
-use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::driver::{DiskSetup, thread};
-use tidelock_daemon::link::NoGate;
-use tidelock_daemon::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
-use tidelock_daemon::owner::{OwnerParts, PublishPending, ToOwner};
-use tidelock_daemon::sequencer::Settings;
+use tidelock_daemon_core::activity::ActivityLog;
+use tidelock_daemon_core::copy_job::Bounds;
+use tidelock_daemon_core::link::NoGate;
+use tidelock_daemon_core::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
+use tidelock_daemon_core::owner::{OwnerParts, PublishPending, ToOwner};
+use tidelock_daemon_core::sequencer::Settings;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, DiskSpec, Mode, StreamState};
@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     let listener = UnixListener::bind(&socket)?;
     let disk = DiskSetup::new(spec, file, listener.into(), 16)?;
     let wake = EventFd::new()?;
-    let (port, messages) = OwnerPort::<ToOwner>::new(wake.clone());
+    let (port, messages) = OwnerPort::<ToOwner>::new(wake.clone().into());
     let port = Arc::new(port);
     let (link, mut records) = tokio::sync::mpsc::unbounded_channel();
     let acks = port.clone();

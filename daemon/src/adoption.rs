@@ -1,4 +1,4 @@
-//! A group whose guest still runs on other disks: that is on record ([`crate::records`]) until they are here.
+//! A group whose guest still runs on other disks: that is on record ([`tidelock_daemon_core::records`]) until they are here.
 //!
 //! ```text
 //!                  `tidelock adopt --prepare`            `tidelock adopt`: the guest writes here

@@ -1,8 +1,8 @@
 //! The gate and P as the other loops of a member see them.
 
-use crate::link::GateControl;
-use crate::owner::PublishPending;
 use std::sync::{Arc, Mutex};
+use tidelock_daemon_core::link::GateControl;
+use tidelock_daemon_core::owner::PublishPending;
 use tidelock_netfilter::gate::{GateHandle, Pending};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};

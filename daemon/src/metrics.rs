@@ -5,12 +5,6 @@
 //! the names; a test compares.
 
 use crate::control::ControlTarget;
-use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
-use crate::status::{
-    ActivityCompares, GateStatus, GroupStatus, GuestIo, Kind, LinkState, Status, TaggingStatus,
-    Undoes, WriterStatus,
-};
-use crate::verified::Verified;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
@@ -27,6 +21,12 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use tidelock_daemon_core::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
+use tidelock_daemon_core::status::{
+    ActivityCompares, GateStatus, GroupStatus, GuestIo, Kind, LinkState, Status, TaggingStatus,
+    Undoes, WriterStatus,
+};
+use tidelock_daemon_core::verified::Verified;
 use tidelock_protocol::message::{Form, Mode};
 use tokio::net::TcpListener;
 
@@ -482,7 +482,7 @@ mod tests {
         Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, SwitchState,
         SwitchWish, Switching, VerifyBegun, VerifyWish,
     };
-    use crate::status::example::status;
+    use crate::example_status::status;
     use std::collections::BTreeSet;
     use std::io::{Read, Write};
 

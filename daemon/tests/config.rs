@@ -215,7 +215,7 @@ fn each_mistake_gets_its_words() {
         (
             "name = \"h\"",
             "name = \"h\"\nlog = \"info,=x=\"",
-            "3:7 `log` in [host]: \"info,=x=\" is not a filter: invalid filter directive -> \"info\" or \"info,tidelock_daemon::link=debug\"",
+            "3:7 `log` in [host]: \"info,=x=\" is not a filter: invalid filter directive -> \"info\" or \"info,tidelock_daemon_core::link=debug\"",
         ),
         (
             "plaintext = true",

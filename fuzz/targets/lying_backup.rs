@@ -16,12 +16,13 @@ use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use tidelock_daemon::link::connection::{self, ConnectionError};
-use tidelock_daemon::link::member::{Member, MemberError, MemberParts};
-use tidelock_daemon::link::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
-use tidelock_daemon::link::turns::Turns;
-use tidelock_daemon::link::{GateControl, HoldReason};
-use tidelock_daemon::stats::LinkStats;
+use std::task::Waker;
+use tidelock_daemon_core::link::connection::{self, ConnectionError};
+use tidelock_daemon_core::link::member::{Member, MemberError, MemberParts};
+use tidelock_daemon_core::link::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
+use tidelock_daemon_core::link::turns::Turns;
+use tidelock_daemon_core::link::{GateControl, HoldReason};
+use tidelock_daemon_core::stats::LinkStats;
 use tidelock_fuzz::extremes::{Extremes, Known};
 use tidelock_protocol::bounds::SEQ_OF_REMOVED;
 use tidelock_protocol::frame::{self, Frame};
@@ -36,7 +37,6 @@ use tidelock_protocol::message::{
 use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::sender::SenderError;
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::EventFd;
 
 const BEGIN_MS: u64 = 1_700_000_000_000;
 const GROUP_ID: GroupId = GroupId([7; 16]);
@@ -437,7 +437,7 @@ impl Bench {
 
     /// Messages of the member's owner loop.
     fn owner_says(&mut self, program: &mut Extremes<'_>) {
-        let answer = || tokio::sync::oneshot::channel().0;
+        let answer = || futures_channel::oneshot::channel().0;
         let message = match program.below(13) {
             0 => ToLink::InOrder(Message::ZeroCheck { disk: DiskId(0), offset: 0, len_bytes: 512 }),
             1 => ToLink::Mode(program.mode()),
@@ -452,7 +452,7 @@ impl Bench {
             6 => ToLink::Stands,
             7 => ToLink::AskToCompare,
             8 => ToLink::LeaveOpen,
-            9 => ToLink::GiveUpLease(Some(tokio::sync::oneshot::channel().0)),
+            9 => ToLink::GiveUpLease(Some(futures_channel::oneshot::channel().0)),
             10 => ToLink::ReadyToSwitch(program.flag(), Arc::new(Agreement::default())),
             11 => ToLink::Logged(LOG),
             _ => {
@@ -511,7 +511,7 @@ fn writer(which: usize, tagging: Option<Tagging>, last_run: LastRun) -> Attach {
 }
 
 fn member(which: usize, attach: Attach) -> (Member<FromLink>, Owner) {
-    let (port, heard) = OwnerPort::new(EventFd::new().expect("there are descriptors"));
+    let (port, heard) = OwnerPort::new(Waker::noop().clone());
     let (port, gate, stats) = (Arc::new(port), Gate::default(), Arc::<LinkStats>::default());
     let member = Member::new(MemberParts {
         attach,

@@ -13,7 +13,7 @@
 //! - l against others' clocks: what another node said is always taken over, because an order that
 //!   has happened cannot be refused; [`HlcClock::lead_ms`] says how far ahead it has brought us.
 //! - a restart: [`HlcClock::after`] goes on from a time that is on record. Who cannot record each one keeps a ceiling
-//!   on record and stays below it (`daemon/src/ceiling.rs`).
+//!   on record and stays below it (`daemon/core/src/ceiling.rs`).
 
 use crate::ids::MonoNanos;
 use serde::{Deserialize, Serialize};

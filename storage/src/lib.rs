@@ -7,6 +7,7 @@
 //! | [`open_files`] | files that are open by name, within what the process may have open |
 //! | [`reserve`] | room that only folding, retention and recovery may use |
 //! | [`json`] | small files of JSON, each replaced as a whole |
+//! | [`unsynced`] | directories whose files are never synced |
 //!
 //! The traits are synchronous and small so that the same code runs on files in production
 //! ([`files`]) and, in the simulator and in crash tests, on a disk in memory that keeps what is
@@ -25,6 +26,7 @@ pub mod json;
 pub mod memory;
 pub mod open_files;
 pub mod reserve;
+pub mod unsynced;
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice};

@@ -119,9 +119,9 @@ def test_functions_of_the_kernel_programs():
 
 
 def test_a_folder_of_modules():
-    crates = ["daemon", "daemon/uring", "netfilter/bpf"]
-    assert place_of("daemon/src/owner/mod.rs", crates) == ("daemon", "owner/")
-    assert place_of("daemon/src/degrade.rs", crates) == ("daemon", "degrade/")
+    crates = ["daemon", "daemon/core", "daemon/uring", "netfilter/bpf"]
+    assert place_of("daemon/core/src/owner/mod.rs", crates) == ("daemon/core", "owner/")
+    assert place_of("daemon/core/src/degrade.rs", crates) == ("daemon/core", "degrade/")
     assert place_of("daemon/src/lib.rs", crates) == ("daemon", "(files)")
     assert place_of("daemon/uring/src/ring.rs", crates) == ("daemon/uring", "(files)")
     assert place_of("netfilter/bpf/tag.h", crates) == ("netfilter/bpf", "")

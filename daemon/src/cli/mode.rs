@@ -2,9 +2,9 @@
 
 use super::confirm::confirm;
 use crate::control::Client;
-use crate::status::GroupStatus;
 use anyhow::bail;
 use std::collections::BTreeSet;
+use tidelock_daemon_core::status::GroupStatus;
 use tidelock_protocol::message::Mode;
 
 /// What a switch means for the guest and for the clients.
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn where_a_group_has_other_hosts_it_says_that_they_are_not_switched() {
-        let mut group = crate::status::example::status().groups.remove(0);
+        let mut group = crate::example_status::status().groups.remove(0);
         let said = not_switched(&group).unwrap();
         assert!(
             said.contains("on this host only (db): each other host (host-b) has a mode"),

@@ -1,7 +1,7 @@
 //! Colours, only where a person reads them.
 
-use crate::status::{GroupStatus, Kind};
 use std::io::IsTerminal;
+use tidelock_daemon_core::status::{GroupStatus, Kind};
 
 /// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn only_a_group_that_is_fine_is_green() {
-        let mut group = crate::status::example::status().groups.remove(0);
+        let mut group = crate::example_status::status().groups.remove(0);
         for kind in Kind::ALL {
             group.risk.why.kind = kind;
             group.protected = group.risk.is_protected();

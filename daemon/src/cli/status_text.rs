@@ -4,15 +4,15 @@ use super::human;
 use super::paint::{Paint, Tone, tone_of};
 use super::verify;
 use crate::config::certificate_warning;
-use crate::stats::LatencySnapshot;
-use crate::status::{
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+use tidelock_daemon_core::stats::LatencySnapshot;
+use tidelock_daemon_core::status::{
     ActivityCompares, ActivityStatus, BacklogOnDiskStatus, CopyStatus, DiskStatus, ElsewhereStatus,
     GateStatus, GroupStatus, HeartbeatStatus, Kind, LinkState, LinkStatus, MemberStatus,
     MissingStatus, Risk, Role, Status, TaggingStatus, Told, Undoes, VerifyStatus, WriterStatus,
 };
-use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::time::Duration;
 use tidelock_protocol::message::Form;
 
 /// The whole status.
@@ -425,9 +425,9 @@ pub(super) fn latency(latency: &LatencySnapshot) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::example::status;
-    use crate::status::{CopyKindStatus, LagStatus};
-    use crate::verified::Verified;
+    use crate::example_status::status;
+    use tidelock_daemon_core::status::{CopyKindStatus, LagStatus};
+    use tidelock_daemon_core::verified::Verified;
     use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
 
@@ -516,10 +516,10 @@ group    shop: PROTECTED for 3 h 10 min
         writer.backlog.waiting_requests = 3;
         writer.guest_io.disk_errors = 1;
         let disk = Some(writer.disks[0].name.clone());
-        writer.disk_hang = Some(crate::status::DiskHangStatus { disk, ms: 7_000 });
+        writer.disk_hang = Some(tidelock_daemon_core::status::DiskHangStatus { disk, ms: 7_000 });
         writer.heartbeat.missing = Some(MissingStatus::Backup);
         writer.heartbeat.age_ms = Some(7_000);
-        writer.lag = crate::status::LagStatus::default();
+        writer.lag = tidelock_daemon_core::status::LagStatus::default();
         writer.copy = Some(CopyStatus {
             kind: CopyKindStatus::Resync,
             done_bytes: 99_999,

@@ -6,7 +6,6 @@ use super::human;
 use super::paint::{Paint, Tone, tone_of};
 use super::status_text::{elsewhere, heartbeat, latency, risk, risk_tone, tags, word};
 use crate::control::Client;
-use crate::status::{GroupStatus, LinkState, MemberStatus, Status};
 use anyhow::Context;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -18,6 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::status::{GroupStatus, LinkState, MemberStatus, Status};
 
 /// How many looks are remembered: more than a wide terminal has columns.
 const HISTORY_MAX: usize = 512;
@@ -383,10 +383,10 @@ fn style(tone: Tone) -> Style {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::example::status;
-    use crate::status::{CopyKindStatus, CopyStatus, Kind, Why};
+    use crate::example_status::status;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use tidelock_daemon_core::status::{CopyKindStatus, CopyStatus, Kind, Why};
 
     fn screen(view: &View) -> String {
         screen_of(view, 110)

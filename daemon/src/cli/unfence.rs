@@ -8,9 +8,9 @@ use super::confirm::confirm;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
 use crate::host::state_file;
-use crate::state::{Fence, StateFile};
 use anyhow::{Context, bail};
 use std::path::Path;
+use tidelock_daemon_core::state::{Fence, StateFile};
 use tidelock_storage::files::Files;
 
 /// Takes the fence of a group away. Returns what to print.

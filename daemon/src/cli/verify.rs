@@ -2,8 +2,6 @@
 
 use super::human;
 use crate::control::{Client, VerifyWish};
-use crate::status::{CopyStatus, Status, VerifyStatus, WriterStatus};
-use crate::verified::Verified;
 use anyhow::{Context, bail};
 use serde_json::json;
 use std::fmt::Write as _;
@@ -11,6 +9,8 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
+use tidelock_daemon_core::status::{CopyStatus, Status, VerifyStatus, WriterStatus};
+use tidelock_daemon_core::verified::Verified;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Places that are printed; `--json` has all that are listed.
@@ -169,7 +169,7 @@ pub fn check(wish: &VerifyWish, no_wait: bool) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verified::DifferingExtent;
+    use tidelock_daemon_core::verified::DifferingExtent;
     use tidelock_protocol::ids::{Epoch, Seq};
 
     fn verified(differing_bytes: u64, repaired_bytes: u64) -> VerifyStatus {

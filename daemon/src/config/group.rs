@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidelock_config::{Located, Name, Rate, Section, Size, format_duration};
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Form, Mode};
@@ -17,8 +18,8 @@ use super::on_disk::read_backlog_on_disk;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
-    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, HeartbeatSettings,
-    Member, Peer, RemovedDisk, Roles, TagSettings, VerifySettings,
+    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer,
+    RemovedDisk, Roles, TagSettings, VerifySettings,
 };
 
 const MODES: [(&str, Mode); 3] =

@@ -4,25 +4,19 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use tidelock_config::{FromToml, Section, Value, Wrong, format_duration};
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
 
-use super::HeartbeatSettings;
-
-const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
+const INTERVAL_DEFAULT: Duration = HeartbeatSettings::DEFAULT.interval;
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-const ALARM_DEFAULT: Duration = Duration::from_secs(5);
+const ALARM_DEFAULT: Duration = HeartbeatSettings::DEFAULT.alarm_after;
 /// Round trips, and a backup's slow disk, are no silence.
 const ALARM_MIN: Duration = Duration::from_secs(1);
 const ALARM_MAX: Duration = Duration::from_secs(3600);
 /// One that is late is not missing yet.
 const ALARM_MIN_INTERVALS: u32 = 3;
 const ALARM_DEFAULT_INTERVALS: u32 = 5;
-
-impl HeartbeatSettings {
-    /// Those of a group that says nothing of them.
-    pub const DEFAULT: Self = Self { interval: INTERVAL_DEFAULT, alarm_after: ALARM_DEFAULT };
-}
 
 /// How often; `None`: never.
 struct Interval(Option<Duration>);

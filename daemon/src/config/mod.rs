@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidelock_config::{Diagnostics, HostPort, Located, Name, Place, Rate, Size};
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag;
@@ -86,7 +87,7 @@ pub struct Host {
     pub runtime_dir: PathBuf,
     /// What must outlive a restart: granted epochs, clean-stop marks.
     pub state_dir: PathBuf,
-    /// A `tracing` filter such as `info` or `info,tidelock_daemon::link=debug`.
+    /// A `tracing` filter such as `info` or `info,tidelock_daemon_core::link=debug`.
     pub log: String,
     /// How log lines look.
     pub log_format: LogFormat,
@@ -343,15 +344,6 @@ pub enum AtLimit {
     Map,
     /// Their writes wait.
     Wait,
-}
-
-/// A record every interval that goes the whole way, and is missed when it does not come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeartbeatSettings {
-    /// How long after one the next is sent, if nothing else was.
-    pub interval: Duration,
-    /// After how long one that has not come back is missed; several intervals.
-    pub alarm_after: Duration,
 }
 
 /// One VM.

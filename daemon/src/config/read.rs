@@ -55,7 +55,7 @@ fn read_host(host: &mut Section<'_>) -> Option<Host> {
     let log = host.or("log", "info".to_owned());
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&log.value) {
         let what = format!("`log` in [host]: \"{}\" is not a filter: {error}", log.value);
-        host.fail(&log.place, what, "\"info\" or \"info,tidelock_daemon::link=debug\"");
+        host.fail(&log.place, what, "\"info\" or \"info,tidelock_daemon_core::link=debug\"");
     }
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
     let log_format = host.choice("log_format", &formats).map_or(LogFormat::Text, |f| f.value);

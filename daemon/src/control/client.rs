@@ -4,11 +4,11 @@ use super::{
     ANSWER_MAX_BYTES, AdoptedDisk, Answer, BookmarkState, BookmarkWish, ControlError, ModeChange,
     Request, SwitchState, SwitchWish, VerifyBegun, VerifyWish,
 };
-use crate::status::{SCHEMA, Status};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tidelock_daemon_core::status::{SCHEMA, Status};
 use tidelock_protocol::message::Mode;
 
 /// How long the daemon may take: it only takes a snapshot.

@@ -42,15 +42,16 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 
-use crate::status::Status;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
+use tidelock_daemon_core::status::Status;
 use tidelock_protocol::message::Mode;
 
 pub use client::{Client, ClientError};
 pub use server::Server;
+pub use tidelock_daemon_core::group::SwitchState;
 
 /// The longest request.
 pub const REQUEST_MAX_BYTES: usize = 64 << 10;
@@ -202,41 +203,6 @@ pub struct SwitchWish {
 pub struct Switching {
     /// Connections of guests to the group's disks.
     pub connections: u64,
-}
-
-/// How far a switch is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "kebab-case")]
-pub enum SwitchState {
-    /// The backup does not have everything yet. It can still end without a change.
-    Draining,
-    /// The backup has everything of this host. Other hosts of the group are not so far, and until they are this one can
-    /// still end without a change.
-    Awaiting {
-        /// Members, with their hosts.
-        members: Vec<String>,
-    },
-    /// The gate is being shut, and the backup told.
-    GivingUp,
-    /// This host answers no client of the group any more.
-    Over {
-        /// The last seq of each writer: the backup has all of it.
-        seqs: BTreeMap<String, u64>,
-        /// From the last request taken until the backup had everything and nothing was held.
-        drained_ms: u64,
-        /// From then until all other hosts of the group were so far, too.
-        #[serde(default)]
-        others_ms: u64,
-        /// From then until it was on record, and the gate was shut.
-        #[serde(default)]
-        shut_ms: u64,
-        /// The same until the backup has answered that it knows the lease to be given up.
-        gave_up_ms: u64,
-        /// Why it is not certain that the backup knows.
-        problem: Option<String>,
-    },
-    /// The same, by a run of the daemon before this one.
-    Before,
 }
 
 /// What a group waits for.

@@ -1,7 +1,7 @@
 //! Client and server against each other over real sockets.
 
 use super::*;
-use crate::status::example;
+use crate::example_status;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ struct Fake {
 
 impl ControlTarget for Fake {
     fn status(&self) -> Status {
-        let mut status = example::status();
+        let mut status = example_status::status();
         status.groups[0].mode = *self.mode.lock().unwrap();
         status
     }
@@ -160,7 +160,7 @@ fn a_verification_is_begun_and_ended() {
 fn status_mode_and_stop_do_what_they_say() {
     let fixture = Fixture::new();
     let mut client = fixture.client();
-    assert_eq!(client.status().unwrap(), example::status());
+    assert_eq!(client.status().unwrap(), example_status::status());
     let change = client.set_mode("shop", Mode::Sync).unwrap();
     assert_eq!((change.before, change.after), (Mode::Pipelined, Mode::Sync));
     assert_eq!(client.status().unwrap().groups[0].mode, Mode::Sync);

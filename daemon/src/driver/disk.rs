@@ -1,14 +1,18 @@
 //! A disk's socket, and the file behind it, for the driver.
 
 use crate::nbd_tap::TapDisk;
-use crate::owner::driver::DiskFile;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tidelock_daemon_core::owner::driver::DiskFile;
 use tidelock_nbd::ExportError;
 use tidelock_protocol::message::DiskSpec;
 use tidelock_uring::{Extent, FileKind, LocalFile, SharedFd};
+
+/// A protected disk, open. A clone is another handle to the same file.
+#[derive(Clone, Debug)]
+pub struct OpenDisk(Arc<LocalFile>);
 
 /// A disk that is open and whose socket listens.
 #[derive(Debug)]
@@ -16,11 +20,11 @@ pub struct DiskSetup {
     /// Number, name and size, as the backup knows it.
     pub spec: DiskSpec,
     /// The local file.
-    pub file: Arc<LocalFile>,
+    pub file: OpenDisk,
     /// Its socket, listening.
     pub listener: SharedFd,
     /// The disk as clients see it.
-    pub tap: TapDisk<Arc<LocalFile>>,
+    pub tap: TapDisk<OpenDisk>,
 }
 
 impl DiskSetup {
@@ -37,8 +41,8 @@ impl DiskSetup {
             FileKind::Regular => 1,
             FileKind::BlockDevice => file.alignment().offset_bytes,
         };
-        let file = Arc::new(file);
-        let tap = TapDisk::new(spec.clone(), Arc::clone(&file), min, connections)?;
+        let file = OpenDisk(Arc::new(file));
+        let tap = TapDisk::new(spec.clone(), file.clone(), min, connections)?;
         Ok(Self { spec, file, listener: listener.into(), tap })
     }
 
@@ -48,7 +52,15 @@ impl DiskSetup {
     }
 }
 
-impl DiskFile for Arc<LocalFile> {
+impl Deref for OpenDisk {
+    type Target = LocalFile;
+
+    fn deref(&self) -> &LocalFile {
+        &self.0
+    }
+}
+
+impl DiskFile for OpenDisk {
     fn align_bytes(&self) -> u64 {
         self.alignment().offset_bytes.into()
     }

@@ -1,16 +1,16 @@
 //! The driver of the link: sockets, TLS and timers for a [`HostLink`], on one thread.
 
 use crate::clock;
-use crate::link::connection::{ConnectionError, Hello};
-use crate::link::host_link::HostLink;
-use crate::link::member::{Member, MemberError};
-use crate::link::port::ToLink;
-use crate::link::{LinkState, NOTSENT_LOWAT_BYTES};
 use bytes::{Buf, BytesMut};
 use rustls_pki_types::ServerName;
 use std::io;
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
+use tidelock_daemon_core::link::connection::{ConnectionError, Hello};
+use tidelock_daemon_core::link::host_link::HostLink;
+use tidelock_daemon_core::link::member::{Member, MemberError};
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::link::{LinkState, NOTSENT_LOWAT_BYTES};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_tls::Files;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
@@ -249,7 +249,7 @@ mod tests {
         };
         let (owners, inbox) = mpsc::unbounded_channel();
         let (state, mut seen) = watch::channel(LinkState::Connecting { after: None });
-        let members: Vec<Member<crate::link::port::FromLink>> = Vec::new();
+        let members: Vec<Member<tidelock_daemon_core::link::port::FromLink>> = Vec::new();
         let link = run(endpoint, members, inbox, state);
         let backup = async {
             let (first, _) = listener.accept().await.unwrap();

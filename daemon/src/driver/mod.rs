@@ -1,7 +1,7 @@
 //! The drivers of the loops: of an owner loop (one thread per member), and of the link ([`link`], one for the host).
 //!
 //! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one ring. What has ended is
-//! told to the loop ([`crate::owner::Owner`]) and its tap, which then take their turn. [`RingDriver`] does so on any
+//! told to the loop ([`tidelock_daemon_core::owner::Owner`]) and its tap, which then take their turn. [`RingDriver`] does so on any
 //! ring ([`IoRing`]); [`thread`] is the member's thread around it, where the ring is an io_uring and a round is one
 //! system call.
 
@@ -12,19 +12,19 @@ mod sockets;
 pub mod thread;
 pub mod token;
 
-pub use disk::DiskSetup;
+pub use disk::{DiskSetup, OpenDisk};
 
-use crate::link::port::ToLink;
 use crate::nbd_tap::NbdTap;
-use crate::owner::driver::{DiskOp, Driver, Taking, Timer};
-use crate::owner::{Clocks, Owner};
-use crate::sequencer::{Action, DiskError, RequestId};
 use bytes::Bytes;
 use ring::{Around, IoRing};
 use sockets::Sockets;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::owner::driver::{DiskOp, Driver, Taking, Timer};
+use tidelock_daemon_core::owner::{Clocks, Owner};
+use tidelock_daemon_core::sequencer::{Action, DiskError, RequestId};
 use tidelock_planted::Bug;
 use tidelock_uring::{AlignedBuf, BufPool, Buffer, Completion, Durability, FallocateMode};
 use token::Token;

@@ -1,15 +1,15 @@
 //! What the driver of an owner loop stands on: a ring, and the parts of the daemon around the loop.
 
-use crate::link::port::ToLink;
+use super::disk::OpenDisk;
 use crate::nbd_tap::ConnectionId;
-use crate::owner::driver::{DiskFile, GuestIo};
-use crate::sequencer::{Action, DiskError, RequestId};
 use bytes::Bytes;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::owner::driver::{DiskFile, GuestIo};
+use tidelock_daemon_core::sequencer::{Action, DiskError, RequestId};
 use tidelock_nbd::Cookie;
 use tidelock_uring::{
     AlignedBuf, Completion, Durability, FallocateMode, LocalFile, Ring, SendBufs, SharedFd,
@@ -86,7 +86,7 @@ pub trait Around {
 
 impl IoRing for Ring {
     type Fd = SharedFd;
-    type File = Arc<LocalFile>;
+    type File = OpenDisk;
 
     fn fd(file: &Self::File) -> &SharedFd {
         LocalFile::fd(file)

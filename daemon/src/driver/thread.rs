@@ -2,16 +2,16 @@
 
 use super::ring::Around;
 use super::token::Token;
-use super::{DiskSetup, RingDriver};
-use crate::activity::place::LogPlace;
+use super::{DiskSetup, OpenDisk, RingDriver};
 use crate::clock;
-use crate::link::port::ToLink;
 use crate::nbd_tap::{Limits, NbdTap};
-use crate::owner::{Clocks, Owner, OwnerParts, ToOwner};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use thiserror::Error;
+use tidelock_daemon_core::activity::place::LogPlace;
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::owner::{Clocks, Owner, OwnerParts, ToOwner};
 use tidelock_protocol::ids::Channel;
 use tidelock_storage::files::Files;
 use tidelock_uring::{EventFd, LocalFile, Ring, RingError};
@@ -32,7 +32,7 @@ pub struct LogFile {
 /// The parts of a member's thread.
 pub struct Parts {
     /// The loop.
-    pub owner: OwnerParts<Arc<LocalFile>>,
+    pub owner: OwnerParts<OpenDisk>,
     /// The sockets of its disks, by id.
     pub disks: Vec<DiskSetup>,
     /// The activity log's file, if there is one.

@@ -1,8 +1,8 @@
 //! The purpose of each operation of the ring, as the number that its completion comes back with.
 
 use crate::nbd_tap::ConnectionId;
-use crate::owner::driver::{DiskOp, Timer};
-use crate::sequencer::{OpId, RequestId};
+use tidelock_daemon_core::owner::driver::{DiskOp, Timer};
+use tidelock_daemon_core::sequencer::{OpId, RequestId};
 use tidelock_protocol::ids::DiskId;
 
 /// The purpose of an operation.

@@ -1,9 +1,9 @@
 //! A member's activity log as a file of this host, which is locked while the daemon runs.
 
-use crate::activity::place::LogPlace;
-use crate::activity::{Found, Geometry, Identity, Unusable, geometry};
 use crate::config::ActivitySettings;
 use crate::driver::thread::LogFile;
+use tidelock_daemon_core::activity::place::LogPlace;
+use tidelock_daemon_core::activity::{Found, Geometry, Identity, Unusable, geometry};
 use tidelock_storage::files::Files;
 use tidelock_uring::{FileError, LocalFile, OpenRequest};
 

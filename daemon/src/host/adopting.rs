@@ -4,9 +4,9 @@ use super::{Host, HostError, HostGroup};
 use crate::adoption;
 use crate::config::Group;
 use crate::control::{AdoptedDisk, Adopting as Disks, ControlError, ControlErrorKind};
-use crate::link::port::ToLink;
-use crate::records::Records;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::records::Records;
 use tidelock_storage::files::Files;
 
 /// Whether a group waits to be adopted.

@@ -3,10 +3,11 @@
 use super::HostError;
 use super::launch::state_file;
 use super::redo::redo;
-use crate::backlog::{Directory, segment_bytes};
 use crate::config::{AtLimit, Config, Group, Member};
-use crate::start::BacklogStart;
 use std::path::{Path, PathBuf};
+use tidelock_daemon_core::backlog::segment_bytes;
+use tidelock_daemon_core::start::BacklogStart;
+use tidelock_storage::unsynced::Directory;
 
 /// How far each writer of a group may be ahead of the backup.
 pub(super) fn backlog_limit_bytes(group: &Group) -> u64 {

@@ -3,12 +3,11 @@
 
 use super::{HostError, HostGroup, spawn};
 use crate::clock;
-use crate::config::HeartbeatSettings;
-use crate::heartbeat::{LOOK_EVERY, Missing, Step, Watched};
-use crate::stats::OwnerStats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use tidelock_daemon_core::heartbeat::{HeartbeatSettings, LOOK_EVERY, Missing, Step, Watched};
+use tidelock_daemon_core::stats::OwnerStats;
 use tidelock_protocol::ids::MonoNanos;
 
 /// The thread ends when this is dropped.

@@ -4,15 +4,14 @@
 use super::{Host, HostGroup};
 use crate::clock;
 use crate::control::{BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind};
-use crate::link::LinkState;
-use crate::link::port::ToLink;
+use futures_channel::oneshot;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::link::LinkState;
+use tidelock_daemon_core::link::port::ToLink;
 use tidelock_protocol::bounds;
 use tidelock_protocol::message::{Bookmark, BookmarkPoint};
-use tokio::sync::oneshot;
-use tokio::sync::oneshot::error::TryRecvError;
 
 /// Who has not looked for so long does not wait any more.
 const LOOKED_WITHIN: Duration = Duration::from_secs(30);
@@ -88,9 +87,9 @@ impl Host {
         let waiting = inner.waiting.get_mut(&id);
         let waiting = waiting.ok_or_else(|| refused("no such bookmark waits here"))?;
         let ended = match waiting.outcome.try_recv() {
-            Ok(outcome) => outcome,
-            Err(TryRecvError::Closed) => Err("the link to the backup has ended".to_owned()),
-            Err(TryRecvError::Empty) => {
+            Ok(Some(outcome)) => outcome,
+            Err(oneshot::Canceled) => Err("the link to the backup has ended".to_owned()),
+            Ok(None) => {
                 waiting.looked_at = Instant::now();
                 return Ok(BookmarkState::Waiting { why: self.why_it_waits(group) });
             }

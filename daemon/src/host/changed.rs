@@ -1,9 +1,9 @@
 //! The times of the last writes to a member's files, by which a start sees that a disk was changed by somebody else.
 
-use crate::start::Written;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use tidelock_daemon_core::start::Written;
 
 /// `evidence`: files that the daemon writes before it writes to an image. Images alone of the disks have times.
 pub(super) fn written<'a>(

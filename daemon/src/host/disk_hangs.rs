@@ -3,8 +3,8 @@
 
 use super::{HostGroup, HostMember};
 use crate::cli::human;
-use crate::config::HeartbeatSettings;
-use crate::status::DiskHangStatus;
+use tidelock_daemon_core::heartbeat::HeartbeatSettings;
+use tidelock_daemon_core::status::DiskHangStatus;
 use tidelock_protocol::ids::MonoNanos;
 
 /// The disk of a member that has not answered for as long as heartbeats are waited for.

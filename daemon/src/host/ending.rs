@@ -1,11 +1,11 @@
 //! The clean end of the whole daemon.
 
 use super::{Host, HostError};
-use crate::owner::ToOwner;
-use crate::owner::ending::drain;
-use crate::start::StartError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::owner::ToOwner;
+use tidelock_daemon_core::owner::ending::drain;
+use tidelock_daemon_core::start::StartError;
 
 /// How long a clean stop waits for the backup.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);

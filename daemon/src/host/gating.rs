@@ -3,9 +3,9 @@
 use super::HostError;
 use super::launch::{is_one_of_several, state_file};
 use crate::config::{Config, Group, Member, Topology};
-use crate::degrade;
 use crate::held_gate::PendingEntry;
 use std::sync::Arc;
+use tidelock_daemon_core::degrade;
 use tidelock_netfilter::gate::{
     Gate, GroupConfig, InterfaceConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
     TaggingSwitch,

@@ -7,15 +7,17 @@ use super::{Host, HostGroup, HostMember, Writer};
 use crate::clock;
 use crate::config::Group;
 use crate::control::{ControlError, ControlErrorKind, SwitchState, SwitchWish, Switching as Begun};
-use crate::group::{self, GateSight, GroupLoop, GroupSettings, GroupView, Member, Surroundings};
-use crate::link::port::ToLink;
-use crate::owner::{Clocks, ToOwner};
-use crate::records::Records;
-use crate::status::Risk;
 use std::io;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tidelock_daemon_core::group::{
+    self, GateSight, GroupLoop, GroupSettings, GroupView, Member, Surroundings,
+};
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::owner::{Clocks, ToOwner};
+use tidelock_daemon_core::records::Records;
+use tidelock_daemon_core::status::Risk;
 use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_storage::files::Files;

@@ -1,34 +1,35 @@
-//! The driver of a member's start ([`crate::start`]): its disks, sockets and files, its thread, and its end of the link.
+//! The driver of a member's start ([`tidelock_daemon_core::start`]): its disks, sockets and files, its thread, and its end of the link.
 
 use super::activity_file::{self, geometry_of};
 use super::backlog_files::{backlog_limit_bytes, backlog_of, segments, warn_of_little_room};
 use super::changed::written;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
-use crate::activity::place::LogPlace;
-use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
-use crate::copy_job::Bounds;
 use crate::driver::{DiskSetup, thread};
-use crate::group::GroupLoop;
 use crate::held_gate::PendingEntry;
-use crate::link::GateControl;
-use crate::link::member::Member as LinkMember;
-use crate::link::port::{OwnerPort, ToLink};
-use crate::owner::ToOwner;
 use crate::private_socket;
-use crate::records::Records;
-use crate::start::{
-    self, GroupStart, LogStart, MemberStart, StartError, StartedFollower, StartedWriter,
-    WriterStart,
-};
-use crate::state::StateFile;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::activity::place::LogPlace;
+use tidelock_daemon_core::ceiling;
+use tidelock_daemon_core::copy_job::Bounds;
+use tidelock_daemon_core::group::GroupLoop;
+use tidelock_daemon_core::link::GateControl;
+use tidelock_daemon_core::link::member::Member as LinkMember;
+use tidelock_daemon_core::link::port::{OwnerPort, ToLink};
+use tidelock_daemon_core::owner::ToOwner;
+use tidelock_daemon_core::records::Records;
+use tidelock_daemon_core::start::{
+    self, GroupStart, LogStart, MemberStart, StartError, StartedFollower, StartedWriter,
+    WriterStart,
+};
+use tidelock_daemon_core::state::StateFile;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, WriterId};
 use tidelock_protocol::limits;
@@ -103,7 +104,7 @@ impl Launch<'_> {
 
     /// A member without disks. There is no owner loop behind it: what is sent there goes nowhere.
     pub(super) fn follower(self) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
-        let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
+        let (port, _) = OwnerPort::new(Waker::noop().clone());
         let started = start::follower(self.found, self.member(Arc::new(port))?)?;
         let StartedFollower { link, state, link_stats } = started;
         Ok((Follower { link_stats, state }, link))
@@ -130,7 +131,7 @@ impl Launch<'_> {
         let paths = member.disks.iter().map(|disk| disk.path.value.as_path());
         let identity = start::identity(self.found, &name, &disks, &removed_disks);
         let wake = EventFd::new().map_err(HostError::Thread)?;
-        let (port, messages) = OwnerPort::new(wake.clone());
+        let (port, messages) = OwnerPort::new(wake.clone().into());
         let port = Arc::new(port);
         let disk_sizes_bytes = disks.iter().map(|(spec, _)| spec.size_bytes).collect();
         let limit_bytes = backlog_limit_bytes(group);

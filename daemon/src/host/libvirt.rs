@@ -7,11 +7,11 @@
 
 use super::Host;
 use super::snapshot::{is_superseded, writers_of};
-use crate::owner::Phase;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
+use tidelock_daemon_core::owner::Phase;
 use tokio::process::Command;
 
 /// The time between two looks for paused domains.

@@ -1,13 +1,13 @@
 //! A daemon was killed between the append of a write to the backlog on disk and its end on the local disk: it is done
 //! again before a guest is served, and after the backup has confirmed that no other run has had these disks since.
 
-use crate::backlog::{BacklogError, Redo};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use tidelock_daemon_core::backlog::{BacklogError, Redo};
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::{Effect, Record};
 
@@ -79,13 +79,14 @@ fn fill(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::{Directory, Expected, Journal, find};
     use std::fs;
+    use tidelock_daemon_core::backlog::{Expected, Journal, find};
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
     use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::record::Payload;
     use tidelock_protocol::vector::CountVector;
+    use tidelock_storage::unsynced::Directory;
 
     const DISK_BYTES: usize = 64 << 10;
 

@@ -11,22 +11,22 @@ use super::{Host, HostGroup, HostMember, MemberState, SOFTWARE, Writer};
 use crate::cli::human;
 use crate::clock;
 use crate::config::{Roles, Security};
-use crate::copy_job::{self, Purpose};
-use crate::degrade::Standing;
-use crate::heartbeat::Missing;
-use crate::link::LinkState;
-use crate::owner::Phase;
-use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats, OwnerStats};
-use crate::status::{
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+use tidelock_daemon_core::copy_job::{self, Purpose};
+use tidelock_daemon_core::degrade::Standing;
+use tidelock_daemon_core::heartbeat::Missing;
+use tidelock_daemon_core::link::LinkState;
+use tidelock_daemon_core::owner::Phase;
+use tidelock_daemon_core::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats, OwnerStats};
+use tidelock_daemon_core::status::{
     ActivityStatus, BacklogOnDiskStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus,
     ElsewhereStatus, GateStatus, GroupStatus, GuestIo, HeartbeatStatus, Kind, LagStatus,
     LeaseStatus, LinkState as LinkWord, LinkStatus, MemberStatus, Risk, Role, SCHEMA, Status,
     TaggingStatus, VerifyStatus, WriterStatus,
 };
-use crate::verified::Verified;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use tidelock_daemon_core::verified::Verified;
 use tidelock_netfilter::gate::{
     Gate, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
 };

@@ -1,12 +1,12 @@
 //! What the daemon looks after while its loops run.
 
 use super::{Host, HostMember};
-use crate::ceiling;
 use crate::config::{self, Security};
-use crate::link::port::ToLink;
-use crate::state::StateError;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, SystemTime};
+use tidelock_daemon_core::ceiling;
+use tidelock_daemon_core::link::port::ToLink;
+use tidelock_daemon_core::state::StateError;
 use tidelock_netfilter::gate::Gate;
 
 /// How often ceilings are looked at if no owner waits for one.

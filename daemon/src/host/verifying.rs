@@ -1,12 +1,12 @@
-//! The driver of the host's verifications ([`crate::verifications`]): a look at all writers now and then, and commands.
+//! The driver of the host's verifications ([`tidelock_daemon_core::verifications`]): a look at all writers now and then, and commands.
 
 use super::{Host, HostGroup, Writer};
 use crate::clock;
 use crate::control::{ControlError, ControlErrorKind, VerifyBegun, VerifyWish};
-use crate::owner::{Clocks, ToOwner};
-use crate::status::VerifyStatus;
-use crate::verifications::{self, LOOK_EVERY, MayNot, Plan, Verifications};
 use std::sync::MutexGuard;
+use tidelock_daemon_core::owner::{Clocks, ToOwner};
+use tidelock_daemon_core::status::VerifyStatus;
+use tidelock_daemon_core::verifications::{self, LOOK_EVERY, MayNot, Plan, Verifications};
 use tidelock_storage::files::Files;
 
 fn plan_of(group: &HostGroup) -> Plan {

@@ -6,9 +6,6 @@ mod requests;
 
 pub use connection::{ConnectionId, Limits};
 
-use crate::owner::driver::{DiskFile, GuestIo, GuestOp, Taking};
-use crate::sequencer::{DiskError, Extent, RequestId};
-use crate::stats::OwnerStats;
 use bytes::Bytes;
 use connection::{Connection, Input};
 use requests::Requests;
@@ -18,6 +15,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tidelock_daemon_core::owner::driver::{DiskFile, GuestIo, GuestOp, Taking};
+use tidelock_daemon_core::sequencer::{DiskError, Extent, RequestId};
+use tidelock_daemon_core::stats::OwnerStats;
 use tidelock_nbd::{
     BlockSize, Command, Cookie, Errno, Export, ExportError, ExportTable, ExtentState, Features,
     ProtocolError, Request, Users,

@@ -1,7 +1,7 @@
 //! The guests' requests that are taken and not answered.
 
 use super::ConnectionId;
-use crate::sequencer::RequestId;
+use tidelock_daemon_core::sequencer::RequestId;
 use tidelock_nbd::{Cookie, Request};
 
 /// The table. Dropping it while requests are open is a bug: each must be ended, or given up by

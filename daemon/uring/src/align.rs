@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use crate::buf::{BufPool, CAPACITY_MIN_BYTES};
 use crate::file::FileKind;
 use crate::sys::{self, DioAlign};
+use tidelock_buffers::{BufPool, CAPACITY_MIN_BYTES};
 
 /// What every transfer must be aligned to, in bytes. Powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

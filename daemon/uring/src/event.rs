@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 
 use crate::ops::SharedFd;
 use crate::sys::{self, retry_eintr};
@@ -42,22 +43,7 @@ impl EventFd {
 
     /// Wakes the loop that waits, or the next one that does. From any thread.
     pub fn signal(&self) -> io::Result<()> {
-        // AcqRel pairs with `take`: if the flag was already set, the loop clears it before it looks
-        // at the queue, so it sees what this thread put there before.
-        if self.0.signalled.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable bytes, as many as are named.
-        let wrote = retry_eintr(|| unsafe {
-            libc::write(self.0.fd.as_raw_fd(), one.as_ptr().cast(), one.len())
-        });
-        if let Err(error) = wrote {
-            // Nobody was woken: the next signal must try again.
-            self.0.signalled.store(false, Ordering::Release);
-            return Err(error);
-        }
-        Ok(())
+        self.0.signal()
     }
 
     pub(crate) fn fd(&self) -> &SharedFd {
@@ -67,5 +53,44 @@ impl EventFd {
     /// The owner loop is about to learn of the signals so far. Returns whether there were any.
     pub fn take(&self) -> bool {
         self.0.signalled.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl Inner {
+    fn signal(&self) -> io::Result<()> {
+        // AcqRel pairs with `take`: if the flag was already set, the loop clears it before it looks
+        // at the queue, so it sees what this thread put there before.
+        if self.signalled.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight readable bytes, as many as are named.
+        let wrote = retry_eintr(|| unsafe {
+            libc::write(self.fd.as_raw_fd(), one.as_ptr().cast(), one.len())
+        });
+        if let Err(error) = wrote {
+            // Nobody was woken: the next signal must try again.
+            self.signalled.store(false, Ordering::Release);
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+impl Wake for Inner {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // A signal fails only when so many are waiting that one more says nothing new.
+        let _ = self.signal();
+    }
+}
+
+/// For whoever knows a loop's wake-up and no ring.
+impl From<EventFd> for Waker {
+    fn from(event: EventFd) -> Self {
+        event.0.into()
     }
 }

@@ -8,33 +8,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 
 use crate::sys::{self, Seek};
-
-/// What is known of an extent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExtentKind {
-    /// Has storage, or may have.
-    Allocated,
-    /// Has none, and reads as zeroes.
-    Hole,
-}
-
-/// A piece of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Where it begins.
-    pub offset: u64,
-    /// How long it is; never 0.
-    pub len: u64,
-    /// What is known of it.
-    pub kind: ExtentKind,
-}
-
-impl Extent {
-    /// Where the next extent begins.
-    pub fn end(&self) -> u64 {
-        self.offset + self.len
-    }
-}
+use tidelock_buffers::{Extent, ExtentKind};
 
 /// At most `max` extents from the start of `range` on.
 pub(crate) fn of_file(fd: impl AsFd, range: Range<u64>, max: usize) -> io::Result<Vec<Extent>> {

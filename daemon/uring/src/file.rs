@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use crate::align::{self, Alignment, IoMode, WhyBuffered};
 use crate::error::{FileError, FileErrorKind};
-use crate::extents::{self, Extent};
+use crate::extents;
 use crate::ops::SharedFd;
 use crate::probe::{self, Abilities};
 use crate::{in_use, mark, sys};
+use tidelock_buffers::Extent;
 
 const LOCK_RETRY_EVERY: Duration = Duration::from_millis(10);
 

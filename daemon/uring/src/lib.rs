@@ -21,7 +21,6 @@
 //! same memory is written to the local disk and sent to the backup.
 
 mod align;
-mod buf;
 mod error;
 mod event;
 mod extents;
@@ -35,14 +34,16 @@ mod setup;
 mod sys;
 
 pub use align::{Alignment, IoMode, WhyBuffered};
-pub use buf::{AlignedBuf, BufPool, CAPACITY_MAX_BYTES, CAPACITY_MIN_BYTES, PoolUsage};
 pub use error::{FileError, FileErrorKind, RingError, RingErrorKind};
 pub use event::EventFd;
-pub use extents::{Extent, ExtentKind};
 pub use file::{FileKind, LocalFile, OpenRequest, SizeRule};
 pub use ops::{
-    Buffer, Completion, Durability, FallocateMode, PollFor, SEND_BUFS_MAX, SendBufs, SharedFd,
-    SyncKind, skip_sent,
+    Buffer, Completion, PollFor, SEND_BUFS_MAX, SendBufs, SharedFd, SyncKind, skip_sent,
 };
 pub use ring::{Completions, Ring};
 pub use setup::RingMode;
+/// Memory and words of operations, which loops know without a ring.
+pub use tidelock_buffers::{
+    AlignedBuf, BufPool, CAPACITY_MAX_BYTES, CAPACITY_MIN_BYTES, Durability, Extent, ExtentKind,
+    FallocateMode, PoolUsage,
+};

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 use io_uring::types::Timespec;
 use smallvec::SmallVec;
+use tidelock_buffers::{AlignedBuf, FallocateMode};
 
-use crate::buf::AlignedBuf;
 use crate::event::EventFd;
 
 /// A descriptor that an operation keeps open while it is in flight.
@@ -54,15 +54,6 @@ pub fn skip_sent(bufs: &mut SendBufs, mut sent: usize) {
     bufs.drain(..whole);
 }
 
-/// What a write's completion promises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// The write is visible to later reads. A later sync makes it durable.
-    Cached,
-    /// The data, and what is needed to find it, is on stable storage (`RWF_DSYNC`, NBD's FUA).
-    Durable,
-}
-
 /// What a sync covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncKind {
@@ -72,25 +63,23 @@ pub enum SyncKind {
     All,
 }
 
-/// What to do with a range of a file. Its size never changes, except by `Allocate`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FallocateMode {
-    /// Give the storage back; the range reads as zeroes.
-    PunchHole,
-    /// Make the range read as zeroes and keep storage for it.
-    ZeroRange,
-    /// Make sure that there is storage for the range; data stays as it is, the file may grow.
-    Allocate,
+/// The mode of `fallocate`.
+pub(crate) fn raw_mode(mode: FallocateMode) -> i32 {
+    match mode {
+        FallocateMode::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        FallocateMode::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+        FallocateMode::Allocate => 0,
+    }
 }
 
-impl FallocateMode {
-    pub(crate) fn raw(self) -> i32 {
-        match self {
-            FallocateMode::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            FallocateMode::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-            FallocateMode::Allocate => 0,
-        }
-    }
+/// The address of `range`, for an operation that owns this buffer.
+///
+/// # Panics
+/// If the range reaches beyond the capacity: the kernel must never be given such a range.
+pub(crate) fn range_for_kernel(buf: &mut AlignedBuf, range: &Range<usize>) -> (*mut u8, u32) {
+    let slice = &mut buf.whole_mut()[range.clone()];
+    let len = slice.len() as u32; // capacities are far below 4 GiB
+    (slice.as_mut_ptr(), len)
 }
 
 /// What to wait for on a descriptor. Errors and hang-ups always end the wait.

@@ -5,8 +5,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::align::queue_attribute;
-use crate::ops::FallocateMode;
+use crate::ops::raw_mode;
 use crate::sys;
+use tidelock_buffers::FallocateMode;
 
 /// A length that every file system handles.
 const PROBE_LEN_BYTES: u64 = 4096;
@@ -22,7 +23,7 @@ pub(crate) struct Abilities {
 /// known to be as it was ([`crate::mark`]). Where there are no nameless files a hole is punched behind the end of the disk.
 pub(crate) fn of_regular_file(file: &File, path: &Path, len_bytes: u64) -> Abilities {
     let works = |file: &File, mode: FallocateMode, offset| {
-        sys::fallocate(file, mode.raw(), offset, PROBE_LEN_BYTES).is_ok()
+        sys::fallocate(file, raw_mode(mode), offset, PROBE_LEN_BYTES).is_ok()
     };
     let Some(nameless) = nameless_beside(path) else {
         let end = len_bytes.next_multiple_of(PROBE_LEN_BYTES);

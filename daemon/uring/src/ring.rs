@@ -24,14 +24,14 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode};
 
-use crate::buf::AlignedBuf;
 use crate::error::RingError;
 use crate::event::EventFd;
 use crate::ops::{
-    Completion, Durability, FallocateMode, HeapCell, Held, Op, PollFor, SendBufs, SendHeader,
-    SharedFd, SyncKind, TRANSFER_MAX_BYTES,
+    Completion, HeapCell, Held, Op, PollFor, SendBufs, SendHeader, SharedFd, SyncKind,
+    TRANSFER_MAX_BYTES, range_for_kernel, raw_mode,
 };
 use crate::setup::{self, RingMode};
+use tidelock_buffers::{AlignedBuf, Durability, FallocateMode};
 
 /// `user_data` of the ring's own cancel requests, whose completions nobody waits for.
 const INTERNAL: u64 = u64::MAX;
@@ -153,7 +153,7 @@ impl Ring {
         range: Range<usize>,
         offset: u64,
     ) {
-        let (ptr, len) = buf.range_for_kernel(&range);
+        let (ptr, len) = range_for_kernel(&mut buf, &range);
         let sqe = opcode::Read::new(raw(fd), ptr, len).offset(file_offset(offset)).build();
         self.start_on_file(sqe, token, fd, Held::Into { buf, range });
     }
@@ -207,7 +207,7 @@ impl Ring {
     ) {
         let sqe = opcode::Fallocate::new(raw(fd), len)
             .offset(file_offset(offset))
-            .mode(mode.raw())
+            .mode(raw_mode(mode))
             .build();
         self.start_on_file(sqe, token, fd, Held::Nothing);
     }
@@ -240,7 +240,7 @@ impl Ring {
         range: Range<usize>,
         flags: i32,
     ) {
-        let (ptr, len) = buf.range_for_kernel(&range);
+        let (ptr, len) = range_for_kernel(&mut buf, &range);
         let sqe = opcode::Recv::new(raw(fd), ptr, len).flags(flags).build();
         self.start(sqe, token, Some(fd), Held::Into { buf, range });
     }
@@ -586,7 +586,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::buf::BufPool;
+    use tidelock_buffers::BufPool;
 
     /// What drop does with an operation that the kernel does not end: here the time is up at once.
     #[test]

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tidelock_daemon::group::{GateSight, GroupLoop, GroupSettings, Member, Surroundings, Writer};
-use tidelock_daemon::link::port::{Agreement, ToLink};
-use tidelock_daemon::owner::{Clocks, ToOwner};
+use tidelock_daemon_core::group::{
+    GateSight, GroupLoop, GroupSettings, Member, Surroundings, Writer,
+};
+use tidelock_daemon_core::link::port::{Agreement, ToLink};
+use tidelock_daemon_core::owner::{Clocks, ToOwner};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Form, Mode, RefusalKind};
 

@@ -1,4 +1,4 @@
-//! Heartbeats: production's watch ([`tidelock_daemon::heartbeat`]) over each writer, on the host's clock, and the
+//! Heartbeats: production's watch ([`tidelock_daemon_core::heartbeat`]) over each writer, on the host's clock, and the
 //! checkers of what it says ([`Checker::Silence`]): replication that has stopped without a word is missed within the
 //! configured time, and nothing is missed while it goes on.
 //!
@@ -12,8 +12,9 @@ use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::time::Duration;
-use tidelock_daemon::config::HeartbeatSettings;
-use tidelock_daemon::heartbeat::{LOOK_EVERY, Missing, Sight, Step, Watched};
+use tidelock_daemon_core::heartbeat::{
+    HeartbeatSettings, LOOK_EVERY, Missing, Sight, Step, Watched,
+};
 use tidelock_protocol::ids::{MonoNanos, Seq};
 
 const LOOK_NS: u64 = LOOK_EVERY.as_nanos() as u64;

@@ -10,9 +10,9 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
 use crate::world::{Run, World, note};
-use tidelock_daemon::link::port::{AttachedStream, ToLink};
-use tidelock_daemon::owner::PATIENCE;
-use tidelock_daemon::sequencer::{Extent, OpId};
+use tidelock_daemon_core::link::port::{AttachedStream, ToLink};
+use tidelock_daemon_core::owner::PATIENCE;
+use tidelock_daemon_core::sequencer::{Extent, OpId};
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::record::Effect;
 

@@ -7,9 +7,9 @@ use crate::oracle::Point;
 use crate::schedule::MS;
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeMap;
-use tidelock_daemon::degrade::{self, Standing, Step};
-use tidelock_daemon::group::GroupView;
-use tidelock_daemon::status::Undoes;
+use tidelock_daemon_core::degrade::{self, Standing, Step};
+use tidelock_daemon_core::group::GroupView;
+use tidelock_daemon_core::status::Undoes;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
@@ -253,7 +253,7 @@ impl World {
         Ok(())
     }
 
-    /// No oscillation: see [`tidelock_daemon::degrade`].
+    /// No oscillation: see [`tidelock_daemon_core::degrade`].
     fn check_steady(&self, host: usize, group: usize) -> Checked {
         let of = self.host_group(host, group).expect("it has just degraded");
         let after_ms = self.plan.groups[group].degrade_after_ms.expect("it degrades");

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tidelock_daemon::backlog::{Files, HEADER_BYTES, OneFile};
+use tidelock_daemon_core::backlog::HEADER_BYTES;
+use tidelock_storage::unsynced::{UnsyncedDir, UnsyncedFile};
 
 /// So many files that were removed may be there again after a power loss.
 const REMOVED_MAX: usize = 4;
@@ -67,7 +68,7 @@ impl SimFiles {
         self.health().alive()
     }
 
-    fn handle(&self, content: &Content) -> Box<dyn OneFile> {
+    fn handle(&self, content: &Content) -> Box<dyn UnsyncedFile> {
         Box::new(SimFile { content: content.clone(), health: self.health.clone() })
     }
 
@@ -162,7 +163,7 @@ fn missing() -> io::Error {
     io::ErrorKind::NotFound.into()
 }
 
-impl Files for SimFiles {
+impl UnsyncedDir for SimFiles {
     fn path(&self) -> &Path {
         &self.path
     }
@@ -179,7 +180,7 @@ impl Files for SimFiles {
         self.there().files.contains_key(name)
     }
 
-    fn create(&self, name: &str) -> io::Result<Box<dyn OneFile>> {
+    fn create(&self, name: &str) -> io::Result<Box<dyn UnsyncedFile>> {
         self.alive()?;
         if self.has(name) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -189,7 +190,7 @@ impl Files for SimFiles {
         Ok(self.handle(&content))
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn OneFile>> {
+    fn open(&self, name: &str) -> io::Result<Box<dyn UnsyncedFile>> {
         self.there().files.get(name).map(|content| self.handle(content)).ok_or_else(missing)
     }
 
@@ -217,7 +218,7 @@ impl SimFile {
     }
 }
 
-impl OneFile for SimFile {
+impl UnsyncedFile for SimFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (written, result) = self.health.lock().expect("one thread").append(bytes.len());
         self.content().extend_from_slice(&bytes[..written]);

@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::held_gate::HeldGate;
-use tidelock_daemon::link::GateControl;
-use tidelock_daemon::owner::Clocks;
+use tidelock_daemon_core::link::GateControl;
+use tidelock_daemon_core::owner::Clocks;
 use tidelock_netfilter::gate::{
     GateHandle, GateStats, GroupGate, Pending, PortParts, Surroundings, ToldPrograms,
 };

@@ -14,7 +14,7 @@ use crate::world::{Event, Run, World, note};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tidelock_daemon::sequencer::Extent;
+use tidelock_daemon_core::sequencer::Extent;
 use tidelock_netfilter::release_queue::{Flow, Kind};
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::{Effect, Payload};

@@ -20,23 +20,23 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tidelock_daemon::ceiling;
-use tidelock_daemon::copy_job::Bounds;
-use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::driver::RingDriver;
-use tidelock_daemon::group::GroupLoop;
-use tidelock_daemon::heartbeat::Watched;
 use tidelock_daemon::held_gate::PendingEntry;
-use tidelock_daemon::link::port::OwnerPort;
 use tidelock_daemon::nbd_tap::{NbdTap, TapDisk};
-use tidelock_daemon::owner::driver::DiskFile;
-use tidelock_daemon::owner::{Clocks, LeftOnDisk, Owner};
-use tidelock_daemon::records::Records;
-use tidelock_daemon::start::{
+use tidelock_daemon_core::ceiling;
+use tidelock_daemon_core::copy_job::Bounds;
+use tidelock_daemon_core::degrade::mode_at_start;
+use tidelock_daemon_core::group::GroupLoop;
+use tidelock_daemon_core::heartbeat::Watched;
+use tidelock_daemon_core::link::port::OwnerPort;
+use tidelock_daemon_core::owner::driver::DiskFile;
+use tidelock_daemon_core::owner::{Clocks, LeftOnDisk, Owner};
+use tidelock_daemon_core::records::Records;
+use tidelock_daemon_core::start::{
     self, BacklogStart, GroupStart, LogStart, MemberStart, StartError, StartedFollower,
     StartedWriter, WriterStart, Written,
 };
-use tidelock_daemon::state::StateFile;
+use tidelock_daemon_core::state::StateFile;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
 use tidelock_protocol::message::{DiskSpec, Form};
@@ -264,7 +264,7 @@ impl World {
         let form = if group.peers.is_some() { group.form } else { Form::Vector };
         let control = Arc::new(NotedGate::new(gate.clone(), writer, pending.clone(), form));
         let wake = EventFd::new().expect("an eventfd");
-        let (port, messages) = OwnerPort::new(wake.clone());
+        let (port, messages) = OwnerPort::new(wake.clone().into());
         let port = Arc::new(port);
         let member = MemberStart {
             name: plan.name.clone(),

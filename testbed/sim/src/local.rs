@@ -6,10 +6,10 @@ use crate::failure::Checked;
 use crate::ring::Io;
 use crate::world::{Event, Run, World, note};
 use std::io;
-use tidelock_daemon::backlog::BacklogError;
 use tidelock_daemon::driver::token::Token;
-use tidelock_daemon::owner::driver::DiskOp;
-use tidelock_daemon::sequencer::{EIO, OpId};
+use tidelock_daemon_core::backlog::BacklogError;
+use tidelock_daemon_core::owner::driver::DiskOp;
+use tidelock_daemon_core::sequencer::{EIO, OpId};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_uring::{AlignedBuf, Buffer};
 
@@ -237,7 +237,7 @@ fn do_again(record: &Record, disks: &mut [LocalDisk]) {
 
 /// Production's redo, with the world's disks: see [`World::redo`].
 pub(crate) fn redone(
-    again: tidelock_daemon::backlog::Redo,
+    again: tidelock_daemon_core::backlog::Redo,
     into: &std::sync::Mutex<Vec<Record>>,
 ) -> Result<u64, String> {
     let mut records = into.lock().expect("one thread");

@@ -11,7 +11,7 @@ use crate::failure::{Checked, Checker, check, fail};
 use crate::guest::Known;
 use bytes::Bytes;
 use std::sync::Arc;
-use tidelock_daemon::sequencer::Extent;
+use tidelock_daemon_core::sequencer::Extent;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Seq};
 use tidelock_protocol::record::{Effect, Payload, Record, Role};

@@ -11,25 +11,26 @@ use crate::ring::{Asked, Asks, Death, Ends, Io, Shape, SimDriver, Tear};
 use crate::schedule::{MS, US};
 use crate::verifying::Looked;
 use crate::world::{Event, Run, World, note};
+use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use tidelock_daemon::activity::Standing;
-use tidelock_daemon::copy_job;
 use tidelock_daemon::driver;
-use tidelock_daemon::link::Refusal;
-use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon::nbd_tap::ConnectionId;
-use tidelock_daemon::owner::Clocks;
-use tidelock_daemon::owner::driver::DiskOp;
-use tidelock_daemon::owner::spilling::Spilling;
-use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner, ending};
-use tidelock_daemon::sequencer::{Extent, OpId, RequestId};
-use tidelock_daemon::state::MemberState;
-use tidelock_daemon::stats::OwnerStats;
-use tidelock_daemon::verifications::Verifications;
+use tidelock_daemon_core::activity::Standing;
+use tidelock_daemon_core::copy_job;
+use tidelock_daemon_core::link::Refusal;
+use tidelock_daemon_core::link::port::{FromLink, OwnerPort, ToLink};
+use tidelock_daemon_core::owner::Clocks;
+use tidelock_daemon_core::owner::driver::DiskOp;
+use tidelock_daemon_core::owner::spilling::Spilling;
+use tidelock_daemon_core::owner::{Drained, Owner, OwnerView, Phase, ToOwner, ending};
+use tidelock_daemon_core::sequencer::{Extent, OpId, RequestId};
+use tidelock_daemon_core::state::MemberState;
+use tidelock_daemon_core::stats::OwnerStats;
+use tidelock_daemon_core::verifications::Verifications;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
@@ -37,7 +38,6 @@ use tidelock_protocol::message::{Basis, CopyState, Mode};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_storage::memory::Memory;
 use tidelock_uring::{Buffer, EventFd};
-use tokio::sync::oneshot;
 
 /// What it takes to put a ceiling on record.
 const CEILING_NS: u64 = 3 * MS;
@@ -599,8 +599,8 @@ impl World {
         let drained = match (&run.owner, &mut run.drained) {
             (None, _) => Drained { seq: Seq::ZERO, hlc: Hlc(0), marks: None },
             (Some(_), Some(answer)) => match answer.try_recv() {
-                Ok(drained) => drained,
-                Err(_) => return,
+                Ok(Some(drained)) => drained,
+                _ => return,
             },
             (Some(_), None) => return,
         };
@@ -727,7 +727,7 @@ impl MemberRun {
             && self.local_ops.is_empty()
             && self.others.is_empty()
             && owner.sequencer().is_started()
-            && tidelock_daemon::owner::is_settled(owner.sequencer())
+            && tidelock_daemon_core::owner::is_settled(owner.sequencer())
     }
 
     /// Where the member stands.

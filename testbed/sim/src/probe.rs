@@ -409,7 +409,8 @@ impl World {
         for (vm, state) in self.vms.iter().enumerate() {
             let Some(run) = &state.run else { continue };
             // A guest has so many requests, and copies so many reads under way.
-            let most = self.plan.vms[vm].queue_depth + 2 + tidelock_daemon::copy_job::ASKED_MAX;
+            let most =
+                self.plan.vms[vm].queue_depth + 2 + tidelock_daemon_core::copy_job::ASKED_MAX;
             check(run.queued() <= 2 * most, Checker::Bounded, || {
                 format!("vm {vm}: {} operations at the sequencer", run.queued())
             })?;

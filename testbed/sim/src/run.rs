@@ -6,8 +6,8 @@ use crate::plant::{self, Plant};
 use crate::schedule::S;
 use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use tidelock_daemon::activity::{Standing, Why};
-use tidelock_daemon::owner::Phase;
+use tidelock_daemon_core::activity::{Standing, Why};
+use tidelock_daemon_core::owner::Phase;
 use tidelock_protocol::message::Mode;
 use tidelock_replica::group::AtSizeMax;
 

@@ -6,9 +6,9 @@ use crate::failure::{Checked, Checker, check, fail};
 use crate::oracle::Point;
 use crate::owner::Submitted;
 use crate::world::{World, note};
-use tidelock_daemon::ceiling;
-use tidelock_daemon::link::port::EpochKeeper;
-use tidelock_daemon::sequencer::{Action, Extent, OpId, RECORD_OVERHEAD_BYTES};
+use tidelock_daemon_core::ceiling;
+use tidelock_daemon_core::link::port::EpochKeeper;
+use tidelock_daemon_core::sequencer::{Action, Extent, OpId, RECORD_OVERHEAD_BYTES};
 use tidelock_protocol::record::{Effect, Record, Role};
 
 impl World {

@@ -15,7 +15,7 @@ use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidelock_daemon::handover::Step;
+use tidelock_daemon_core::handover::Step;
 use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;

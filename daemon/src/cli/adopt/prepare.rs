@@ -9,12 +9,12 @@ use crate::clock;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
 use crate::host::records_of;
-use crate::records::Records;
 use anyhow::{Context, bail};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use tidelock_daemon_core::records::Records;
 use tidelock_storage::files::Files;
 
 /// Prepares a group. Returns what to print.
