@@ -103,10 +103,8 @@ pub enum Bug {
     FloorNotAwaited,
 
     // Backup.
-    /// Breaks rule 9: takes for durable what was written and not synced.
+    /// Breaks rule 9: takes for durable what was written and not synced, and waits for nothing.
     AckBeforeDurable,
-    /// Breaks rule 9: does not wait with a message until what it tells of is durable.
-    SentBeforeDurable,
     /// Breaks rule 3: takes a record that is not the next one.
     AckOverGap,
     /// Breaks rule 2: the cut is what is durable for each writer by itself.

@@ -22,9 +22,8 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 76] = [
+pub const PLANTS: [(&str, Plant); 75] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
-    ("sent-before-durable", Plant::Production(Bug::SentBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
     ("publish-after-completion", Plant::Production(Bug::PublishAfterCompletion)),

@@ -22,7 +22,7 @@ use tidelock_replica::groups::{Groups, NoGroup, Quota};
 use tidelock_replica::places::{Place, Places};
 
 /// Frames of one group that wait for its thread: beyond it connections are not read.
-pub(crate) const INBOX_MAX_BYTES: u64 = 512 << 10;
+pub(crate) const INBOX_MAX_BYTES: u64 = 64 << 10;
 
 /// A connection at the server.
 pub(crate) struct ServerConn {

@@ -67,7 +67,7 @@ impl<T> Behind<T> {
 
     /// Gives it out, if its ticket is covered.
     pub fn open(self, durable: &Durable) -> Result<T, Self> {
-        match durable.covers(self.ticket) || tidelock_planted::is(Bug::SentBeforeDurable) {
+        match durable.covers(self.ticket) || tidelock_planted::is(Bug::AckBeforeDurable) {
             true => Ok(self.what),
             false => Err(self),
         }
