@@ -5,7 +5,6 @@
 //! | `group.json` | what the group is: writers, members, their disks, mode, grace. The group exists when this is there |
 //! | `fold.json` | up to where the journal is in the images, and the oldest time that can be shown |
 //! | `damaged.json` | which segments are damaged (`damage.rs`) |
-//! | `policies.json` | what members do when this server cannot be reached (`group/policies.rs`) |
 //! | `machines/MEMBER.json` | what to boot, as the member's host has said it last |
 //! | `machines/MEMBER.approved` | the description that an operator has approved last |
 //!

@@ -17,7 +17,7 @@ use super::disks::{self, present};
 use super::durable::{Immediate, NotOnRecord, NotYet, OfDurable};
 use super::judging::{OnRecord, judge};
 use super::ownership;
-use super::{Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, WriterSlot, policies};
+use super::{Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, WriterSlot};
 use crate::manifest::{self, Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
@@ -748,9 +748,6 @@ fn clear<S: Storage>(storage: &S) -> io::Result<()> {
             storage.remove(&tidelock_storage::join(dir, &name))?;
         }
         storage.sync_dir(dir)?;
-    }
-    if tidelock_storage::read_all(storage, policies::FILE)?.is_some() {
-        storage.remove(policies::FILE)?;
     }
     storage.sync_dir("")
 }

@@ -63,7 +63,6 @@ pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use ownership::{MoveError, Moved};
 pub use parts::PartsMemory;
 pub use past::PastStatus;
-pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, RecoverHow, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use scrub::{ScrubDone, ScrubJob, ScrubStatus};
@@ -347,7 +346,6 @@ pub struct Group<S: Storage> {
     storage: S,
     options: GroupOptions,
     manifest: Manifest,
-    policies: policies::Policies,
     journal: Journal<S>,
     commit: GroupCommit,
     cut: CutTracker,
@@ -396,6 +394,8 @@ pub struct Group<S: Storage> {
     durable_state: State,
     /// The ticket of the last change of the group's shape.
     shaped_at: Ticket,
+    /// The ticket of the last note on each member's policy, if it may not be durable.
+    policies_noted: BTreeMap<String, Ticket>,
     /// A sync that runs.
     in_flight: Option<durable::InFlight>,
     /// What follows once something is durable, by member.
@@ -512,7 +512,6 @@ impl<S: Storage> Group<S> {
             asked: Vec::new(),
             covering: Vec::new(),
             for_everyone: None,
-            policies: policies::Policies::read(&storage)?,
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),
@@ -541,6 +540,7 @@ impl<S: Storage> Group<S> {
             broken: None,
             durable_state: State::default(),
             shaped_at: shaped_at.ticket(),
+            policies_noted: BTreeMap::new(),
             in_flight: None,
             later: VecDeque::new(),
             promoted: false,
@@ -792,6 +792,7 @@ impl<S: Storage> Group<S> {
         }
         self.stall = Some(stall);
         self.tell_stall();
+        self.tell_policies_on_record();
     }
 
     fn stall_reason(&self) -> Option<String> {

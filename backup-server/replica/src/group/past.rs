@@ -139,7 +139,8 @@ impl<S: Storage> Group<S> {
         }
         let waypoint = Waypoint {
             offset: at.offset,
-            state: before,
+            // No point in time is told by what members have said by then.
+            state: State { members: Arc::default(), ..before },
             at: state.newest_effective(),
             cut: cut.cut().clone(),
             arrived_ms: state.arrived_ms,

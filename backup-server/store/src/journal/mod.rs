@@ -26,6 +26,7 @@ mod index;
 mod indexed;
 mod jobs;
 mod map;
+mod members;
 mod note;
 mod open;
 mod reader;
@@ -65,6 +66,7 @@ pub use map::{
     FANOUT, MAP_VERSION, MapEntry, MapError, MapFacts, MapFile, MapRun, Maps, map_file_name,
     parse_map_file_name,
 };
+pub use members::{Exposure, MemberFacts, MemberPolicy, NAMES_MAX};
 pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use open::disk_of_bytes;

@@ -6,8 +6,10 @@
 //! opened, so a journal that was written can be opened.
 
 use super::format::COUNT_MAX;
+use super::members::{self, MemberFacts, MemberPolicy};
 use super::note::{EpochStart, Note, Shape};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use thiserror::Error;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
@@ -88,6 +90,8 @@ pub struct State {
     pub arrived_ms: u64,
     /// How far the activity log of each writer's host is, by index; none for those after the last.
     pub logs: Vec<LogAge>,
+    /// What is known of members by name. Shared by the states between which none of it has changed.
+    pub members: Arc<MemberFacts>,
 }
 
 /// Why an entry cannot follow.
@@ -138,6 +142,14 @@ pub enum StateError {
     /// A change of the group's members that cannot follow.
     #[error("the group's members cannot change like this: {0}")]
     Shape(&'static str),
+    /// What is said of members by name has no room in a checkpoint, or is of no name.
+    #[error("what is known of member {member:?} is out of bounds: {reason}")]
+    Member {
+        /// The member, as it is called.
+        member: String,
+        /// The bound.
+        reason: &'static str,
+    },
 }
 
 impl State {
@@ -153,7 +165,17 @@ impl State {
             && self.writers.len() <= WRITERS_MAX.into()
             && self.writers.iter().all(|writer| writer.seq.0 <= COUNT_MAX)
             && self.recoveries.len() <= EPOCHS_MAX
+            && self.recoveries.iter().all(|of| members::are_exposures_in_bounds(&of.exposed))
+            && self.recoveries.iter().rev().skip(1).all(|of| of.exposed.is_empty())
             && self.logs.len() <= self.writers.len()
+            && self.members.is_in_bounds()
+    }
+
+    /// Keeps what is known of members once, if another state has the same.
+    pub(super) fn share_members(&mut self, other: &State) {
+        if self.members == other.members {
+            self.members = Arc::clone(&other.members);
+        }
     }
 
     /// Age of the activity log of a writer's host.
@@ -277,7 +299,25 @@ impl State {
                 self.logs[at] = *age;
                 Ok(())
             }
+            Note::Policy { member, policy } => self.apply_policy(member, policy.as_ref()),
         }
+    }
+
+    fn apply_policy(
+        &mut self,
+        member: &str,
+        policy: Option<&MemberPolicy>,
+    ) -> Result<(), StateError> {
+        if policy.is_some() && !members::fits(&self.members.policies, member) {
+            let (member, reason) = (member.to_owned(), "it is no name, or there are too many");
+            return Err(StateError::Member { member, reason });
+        }
+        let policies = &mut Arc::make_mut(&mut self.members).policies;
+        match policy {
+            Some(policy) => drop(policies.insert(member.to_owned(), policy.clone())),
+            None => drop(policies.remove(member)),
+        }
+        Ok(())
     }
 
     fn apply_copy(&mut self, writer: WriterId, to: CopyState) -> Result<(), StateError> {
@@ -300,6 +340,7 @@ impl State {
         if start.epoch <= self.epoch
             || !self.committed().covers(&start.cut)
             || self.recoveries.len() >= EPOCHS_MAX
+            || !members::are_exposures_in_bounds(&start.exposed)
         {
             return Err(refused);
         }
@@ -313,6 +354,8 @@ impl State {
                 state.copy = CopyState::Whole;
             }
         }
+        // Nobody asks what earlier recoveries have said.
+        self.recoveries.iter_mut().for_each(|of| of.exposed.clear());
         self.recoveries.push(start.clone());
         self.barrier = self.newest_effective();
         Ok(())
@@ -468,6 +511,7 @@ pub(crate) mod tests {
                 resyncing: Vec::new(),
                 at_unix_ms: 0,
                 primary_declared_dead: false,
+                exposed: Vec::new(),
             })
         };
         assert!(s.apply_note(&start(1, 1)).is_err(), "the same epoch");
