@@ -172,7 +172,7 @@ impl Work {
             for (_, image) in image_names(&names) {
                 drop(fs::remove_file(images.join(image::sums_path(&image))));
             }
-            for left in ["group.json", marks::FILE, "machines", "images", ""] {
+            for left in ["group.json", marks::FILE, "images", ""] {
                 let left = dir.join(left);
                 // What is not empty holds what could not be put back: that stays.
                 drop(fs::remove_file(&left).or_else(|_| fs::remove_dir(&left)));

@@ -638,10 +638,12 @@ async fn serve(
             Err(reason) => Reply::Error { reason },
         },
         Request::Approve { group, member, machine } => {
-            let event = |done| Event::ApproveMachine { member, machine, done };
-            match ask(registry, &group, event).await {
-                Ok(Ok(())) => Reply::Approved,
-                Ok(Err(reason)) | Err(reason) => Reply::Error { reason },
+            let approval = Order::Approve { member, machine };
+            match order(registry, &group, approval, &mut reader, &mut writer).await? {
+                Ok(Answer::Approved(Ok(()))) => Reply::Approved,
+                Ok(Answer::Approved(Err(error))) => Reply::Error { reason: error.to_string() },
+                Ok(_) => unreachable!("an approval was ordered"),
+                Err(reason) => Reply::Error { reason },
             }
         }
         Request::Boot { group, ask, rehearse: true } => match machines.rehearse(&group, &ask).await

@@ -13,17 +13,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::machine::Machine;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{
     DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView,
 };
 use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
 use tidelock_replica::history::History;
-use tidelock_replica::manifest::KeptMachine;
 use tidelock_replica::travel::marks::{Kind, Mark};
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::KeptMachine;
 use tokio::sync::oneshot;
 
 /// An event for a group's owner.
@@ -111,15 +110,6 @@ pub enum Event {
         member: String,
         /// The answer.
         done: oneshot::Sender<Result<KeptMachine, String>>,
-    },
-    /// An operator approves what is to be booted.
-    ApproveMachine {
-        /// Member's name.
-        member: String,
-        /// The description that was looked at.
-        machine: Machine,
-        /// The answer.
-        done: oneshot::Sender<Result<(), String>>,
     },
     /// Opens a group that does not work at once, and not at the next attempt. Answered when that is done.
     OpenAgain {

@@ -37,6 +37,7 @@ mod indexing;
 mod ingest;
 mod judging;
 mod left_out;
+mod machines;
 mod ownership;
 mod parts;
 mod past;
@@ -60,6 +61,7 @@ pub use covering::Covered;
 pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
 pub use durable::NotYet;
 pub use left_out::{HeldBackBy, RecoveryWriter};
+pub use machines::ApproveError;
 pub use ownership::{MoveError, Moved};
 pub use parts::PartsMemory;
 pub use past::PastStatus;
@@ -396,6 +398,8 @@ pub struct Group<S: Storage> {
     shaped_at: Ticket,
     /// The ticket of the last note on each member's policy, if it may not be durable.
     policies_noted: BTreeMap<String, Ticket>,
+    /// The same of each member's machine.
+    machines_noted: BTreeMap<String, Ticket>,
     /// A sync that runs.
     in_flight: Option<durable::InFlight>,
     /// What follows once something is durable, by member.
@@ -541,6 +545,7 @@ impl<S: Storage> Group<S> {
             durable_state: State::default(),
             shaped_at: shaped_at.ticket(),
             policies_noted: BTreeMap::new(),
+            machines_noted: BTreeMap::new(),
             in_flight: None,
             later: VecDeque::new(),
             promoted: false,

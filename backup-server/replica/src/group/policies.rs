@@ -18,6 +18,7 @@
 
 use super::durable::{Immediate, OfDurable};
 use super::{Group, Link, Now, Output};
+use crate::manifest::is_of;
 use std::collections::{BTreeMap, BTreeSet};
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::WriterId;
@@ -179,9 +180,15 @@ impl<S: Storage> Group<S> {
         let writers = self.manifest.writers.iter().enumerate();
         let writers = writers.filter(|(i, _)| !removed(*i)).map(|(_, name)| name);
         let members: BTreeSet<_> = writers.chain(self.manifest.followers.keys()).collect();
-        let policies = state.members.policies.keys().filter(|name| !members.contains(name));
+        // A member without disks that is about to attach may have its machine on record first.
+        let is_named = |name: &str| self.manifest.peers.iter().any(|peer| is_of(peer, name));
+        let is_to_come = |name: &String| !self.manifest.writers.contains(name) && is_named(name);
+        let is_member = |name: &String| members.contains(name) || is_to_come(name);
+        let policies = state.members.policies.keys().filter(|name| !is_member(name));
         let policies = policies.map(|of| Note::Policy { member: of.clone(), policy: None });
-        for note in policies.collect::<Vec<_>>() {
+        let machines = state.members.machines.keys().filter(|name| !is_member(name));
+        let machines = machines.map(|of| Note::Machine { member: of.clone(), machine: None });
+        for note in policies.chain(machines).collect::<Vec<_>>() {
             self.stage_of_member(&note).expect("what is forgotten needs no room");
         }
     }

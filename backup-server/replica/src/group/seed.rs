@@ -138,7 +138,6 @@ pub fn seed<S: Storage>(
         journal.stage_note(&note).expect("nothing of it was here");
     }
     journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
-    storage.create_dir("machines").and_then(|()| storage.sync_dir("")).map_err(wrong)?;
     // The group is there when this is.
     let (id, tag_secret) = (fresh_id(storage), fresh_secret(storage));
     let manifest = Manifest { id, tag_secret, ..manifest.clone() };

@@ -14,11 +14,13 @@
 
 use super::{Driver, GroupLoop, Phase};
 use crate::group::{
-    Group, MoveError, Moved, NotYet, Now, RecoverError, RecoverHow, Recovery, RemoveError,
+    ApproveError, Group, MoveError, Moved, NotYet, Now, RecoverError, RecoverHow, Recovery,
+    RemoveError,
 };
 use crate::history::Point;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::machine::Machine;
 use tidelock_storage::Storage;
 use tidelock_store::journal::Ticket;
 
@@ -49,6 +51,13 @@ pub enum Order {
         /// The host.
         to: String,
     },
+    /// Approves what is to be booted.
+    Approve {
+        /// The member.
+        member: String,
+        /// The description that was looked at.
+        machine: Machine,
+    },
 }
 
 /// The reason why an order waits.
@@ -74,6 +83,8 @@ pub enum Answer {
     Removed(Result<(), RemoveError>),
     /// To [`Order::Move`].
     Moved(Result<Moved, MoveError>),
+    /// To [`Order::Approve`].
+    Approved(Result<(), ApproveError>),
 }
 
 /// An order that has no answer yet.
@@ -192,6 +203,9 @@ impl<D: Driver> GroupLoop<D> {
                     Answer::Removed(Err(RemoveError::Journal(unavailable.to_string())))
                 }
                 Order::Recover { .. } => Answer::Recovered(Err(unavailable)),
+                Order::Approve { .. } => {
+                    Answer::Approved(Err(ApproveError::Journal(unavailable.to_string())))
+                }
                 Order::Move { .. } => {
                     Answer::Moved(Err(MoveError::Unavailable(unavailable.to_string())))
                 }
@@ -200,6 +214,9 @@ impl<D: Driver> GroupLoop<D> {
         match &of.order {
             Order::Move { member, to } => Answer::Moved(group.move_member(now, member, to)),
             Order::Remove { member } => Answer::Removed(group.try_remove(member)),
+            Order::Approve { member, machine } => {
+                Answer::Approved(group.try_approve(member, machine))
+            }
             Order::Recover { primary_declared_dead, point, accepts_damage } => {
                 let (primary_declared_dead, accepts_damage) =
                     (*primary_declared_dead, *accepts_damage);
@@ -238,14 +255,15 @@ impl<D: Driver> GroupLoop<D> {
 fn not_yet(answer: &Answer) -> Option<NotYet> {
     match answer {
         Answer::Recovered(Err(RecoverError::NotYet(ticket)))
-        | Answer::Removed(Err(RemoveError::NotYet(ticket))) => Some(NotYet(*ticket)),
+        | Answer::Removed(Err(RemoveError::NotYet(ticket)))
+        | Answer::Approved(Err(ApproveError::NotYet(ticket))) => Some(NotYet(*ticket)),
         _ => None,
     }
 }
 
 fn deadline_of<S: Storage>(group: &Group<S>, order: &Order) -> Option<MonoNanos> {
     match order {
-        Order::Remove { .. } => None,
+        Order::Remove { .. } | Order::Approve { .. } => None,
         Order::Recover { .. } => Some(group.may_recover_from()),
         Order::Move { member, .. } => group.may_move_from(member),
     }

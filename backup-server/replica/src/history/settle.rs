@@ -247,7 +247,8 @@ impl<F: StorageFile> Replay<'_, F> {
             Note::Checkpoint(_)
             | Note::CleanEnd
             | Note::Log { .. }
-            | Note::Policy { .. } => return Ok(()),
+            | Note::Policy { .. }
+            | Note::Machine { .. } => return Ok(()),
             // Of a writer whose later records are beyond the limit it says nothing here.
             Note::Copy { writer, .. } if self.passed.contains(writer) => return Ok(()),
             // What was told by then stays in the cut, however far behind a new writer is.

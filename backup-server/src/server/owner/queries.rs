@@ -7,7 +7,6 @@ use crate::server::inbox::{Damage, DamagedAsk, Event, LiveDisks, RepairStatus};
 use crate::server::repair;
 use std::sync::Arc;
 use tidelock_replica::group::{Group, GroupStatus, Link};
-use tidelock_replica::manifest;
 use tidelock_storage::files::Files;
 use tokio::sync::oneshot;
 
@@ -39,17 +38,9 @@ impl Owner {
                 let _ = done.send(None);
             }
             (Event::Machine { member, done }, Some(group)) => {
-                let machine = manifest::read_machine(group.storage(), &member);
-                let _ = done.send(machine.map_err(|e| e.to_string()));
+                let _ = done.send(Ok(group.machine(&member)));
             }
             (Event::Machine { done, .. }, None) => {
-                let _ = done.send(Err(unavailable.to_string()));
-            }
-            (Event::ApproveMachine { member, machine, done }, Some(group)) => {
-                let written = manifest::write_approved(group.storage(), &member, &machine);
-                let _ = done.send(written.map_err(|e| e.to_string()));
-            }
-            (Event::ApproveMachine { done, .. }, None) => {
                 let _ = done.send(Err(unavailable.to_string()));
             }
             (Event::Status { done }, Some(group)) => {

@@ -1,15 +1,21 @@
-//! Facts on members by their names, beside their records: the policy for the time without this server.
+//! Facts on members by their names, beside their records: the policy for the time without this server, and the machine
+//! to boot.
 //!
 //! Every checkpoint has all of it, so the number of names and the bytes of each part are bounded here.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_protocol::bounds::is_name;
-use tidelock_protocol::limits::{PEERS_MAX, WRITERS_MAX};
+use tidelock_protocol::limits::{MACHINES_MAX_BYTES, NAME_MAX_BYTES, PEERS_MAX, WRITERS_MAX};
+use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{Mode, Policy};
 
 /// Most names of members that the journal has something of: all writers, and all members that hosts may have agreed on.
 pub const NAMES_MAX: usize = WRITERS_MAX as usize + PEERS_MAX;
+
+/// Most bytes of [`MemberFacts`], and of a recovery's exposures: names, numbers, and the machines.
+pub(super) const MEMBERS_MAX_BYTES: usize =
+    NAMES_MAX * (4 * (NAME_MAX_BYTES + 2) + 64) + 2 * MACHINES_MAX_BYTES as usize;
 
 /// A member's policy for the time without this server, as the member has said it last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,16 +66,44 @@ pub struct Exposure {
     pub serves_unreached: bool,
 }
 
+/// A member's machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptMachine {
+    /// Description that the member's host has said last; `None`: it has sent none.
+    pub described: Option<Machine>,
+    /// Description that an operator has approved last.
+    pub approved: Option<Machine>,
+}
+
+impl KeptMachine {
+    /// True if an operator has approved the host's present description.
+    #[must_use]
+    pub fn is_approved(&self) -> bool {
+        let lines = |machine: &Option<Machine>| machine.as_ref().map(Machine::lines);
+        lines(&self.described) == lines(&self.approved)
+    }
+}
+
+/// Bytes of a machine description in the journal.
+#[must_use]
+pub fn machine_bytes(machine: &Machine) -> u64 {
+    postcard::to_stdvec(machine).expect("plain data").len() as u64
+}
+
 /// All that the journal says of members by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberFacts {
     /// Policies for the time without this server.
     pub policies: BTreeMap<String, MemberPolicy>,
+    /// Machines. Hosts' descriptions and approved ones have [`MACHINES_MAX_BYTES`] each.
+    pub machines: BTreeMap<String, KeptMachine>,
 }
 
 impl MemberFacts {
     pub(super) fn is_in_bounds(&self) -> bool {
         are_names(self.policies.keys())
+            && are_names(self.machines.keys())
+            && are_machines_in_bounds(&self.machines)
     }
 }
 
@@ -80,6 +114,15 @@ pub(super) fn fits<T>(map: &BTreeMap<String, T>, name: &str) -> bool {
 
 fn are_names<'a>(names: impl ExactSizeIterator<Item = &'a String>) -> bool {
     names.len() <= NAMES_MAX && names.into_iter().all(|name| is_name(name))
+}
+
+pub(super) fn are_machines_in_bounds(machines: &BTreeMap<String, KeptMachine>) -> bool {
+    let fit = |of: fn(&KeptMachine) -> Option<&Machine>| {
+        let mut all = machines.values().filter_map(of);
+        all.clone().map(machine_bytes).sum::<u64>() <= MACHINES_MAX_BYTES
+            && all.all(|machine| machine.check().is_ok())
+    };
+    fit(|of| of.described.as_ref()) && fit(|of| of.approved.as_ref())
 }
 
 /// True if a recovery's exposures are within the bounds.

@@ -66,7 +66,7 @@ pub use map::{
     FANOUT, MAP_VERSION, MapEntry, MapError, MapFacts, MapFile, MapRun, Maps, map_file_name,
     parse_map_file_name,
 };
-pub use members::{Exposure, MemberFacts, MemberPolicy, NAMES_MAX};
+pub use members::{Exposure, KeptMachine, MemberFacts, MemberPolicy, NAMES_MAX, machine_bytes};
 pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use open::disk_of_bytes;

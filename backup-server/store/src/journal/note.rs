@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log, 134 policy |
+//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log, 134 policy, 135 machine |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -11,7 +11,7 @@
 //! The body is the note's fields in postcard's encoding.
 
 use super::format::COUNT_MAX;
-use super::members::{Exposure, MemberPolicy};
+use super::members::{Exposure, KeptMachine, MemberPolicy};
 use super::state::State;
 use bytes::{BufMut, BytesMut};
 use serde::de::DeserializeOwned;
@@ -61,6 +61,13 @@ pub enum Note {
         member: String,
         /// Its policy; `None`: nothing is known of it any more.
         policy: Option<MemberPolicy>,
+    },
+    /// A member's machine is described or approved.
+    Machine {
+        /// The member's name.
+        member: String,
+        /// All that is known of its machine; `None`: nothing any more.
+        machine: Option<KeptMachine>,
     },
 }
 
@@ -137,6 +144,7 @@ impl Note {
             Note::Shape(shape) => (132, postcard::to_stdvec(shape)),
             Note::Log { writer, age } => (133, postcard::to_stdvec(&(writer, age))),
             Note::Policy { member, policy } => (134, postcard::to_stdvec(&(member, policy))),
+            Note::Machine { member, machine } => (135, postcard::to_stdvec(&(member, machine))),
         };
         let body = body.expect("notes are plain data");
         assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
@@ -196,6 +204,10 @@ impl Note {
             134 => {
                 let (member, policy) = parse(body)?;
                 Note::Policy { member, policy }
+            }
+            135 => {
+                let (member, machine) = parse(body)?;
+                Note::Machine { member, machine }
             }
             _ => return Err(NoteError::Malformed("unknown kind")),
         };
@@ -257,6 +269,7 @@ mod tests {
             }),
             Note::CleanEnd,
             Note::Policy { member: "vm".into(), policy: None },
+            Note::Machine { member: "vm".into(), machine: Some(KeptMachine::default()) },
             Note::Policy {
                 member: "vm".into(),
                 policy: Some(MemberPolicy {

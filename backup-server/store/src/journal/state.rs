@@ -6,8 +6,8 @@
 //! opened, so a journal that was written can be opened.
 
 use super::format::COUNT_MAX;
-use super::members::{self, MemberFacts, MemberPolicy};
-use super::note::{EpochStart, Note, Shape};
+use super::members::{self, KeptMachine, MemberFacts, MemberPolicy};
+use super::note::{EpochStart, NOTE_BODY_MAX_BYTES, Note, Shape};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use thiserror::Error;
@@ -21,6 +21,20 @@ use tidelock_protocol::vector::CountVector;
 
 /// Most epoch starts that are kept: one for each recovery of the group.
 const EPOCHS_MAX: usize = 256;
+
+/// Most bytes of a writer in an epoch start: two entries of count vectors and an index.
+const WRITER_OF_EPOCH_MAX_BYTES: usize = 2 * (1 + 9) + 1;
+/// Most bytes of a writer's own state, and of its host's activity log.
+const WRITER_MAX_BYTES: usize = 64;
+
+const _: () = assert!(
+    EPOCHS_MAX * (WRITERS_MAX as usize * WRITER_OF_EPOCH_MAX_BYTES + 32)
+        + WRITERS_MAX as usize * WRITER_MAX_BYTES
+        + members::MEMBERS_MAX_BYTES
+        + 64
+        <= NOTE_BODY_MAX_BYTES,
+    "every state fits into a checkpoint"
+);
 
 /// What a writer is to its group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,6 +314,7 @@ impl State {
                 Ok(())
             }
             Note::Policy { member, policy } => self.apply_policy(member, policy.as_ref()),
+            Note::Machine { member, machine } => self.apply_machine(member, machine.as_ref()),
         }
     }
 
@@ -317,6 +332,25 @@ impl State {
             Some(policy) => drop(policies.insert(member.to_owned(), policy.clone())),
             None => drop(policies.remove(member)),
         }
+        Ok(())
+    }
+
+    fn apply_machine(
+        &mut self,
+        member: &str,
+        machine: Option<&KeptMachine>,
+    ) -> Result<(), StateError> {
+        let mut machines = self.members.machines.clone();
+        let is_named = machine.is_none() || members::fits(&machines, member);
+        match machine {
+            Some(machine) => drop(machines.insert(member.to_owned(), machine.clone())),
+            None => drop(machines.remove(member)),
+        }
+        if !is_named || !members::are_machines_in_bounds(&machines) {
+            let reason = "machine descriptions are too many, or too large together";
+            return Err(StateError::Member { member: member.to_owned(), reason });
+        }
+        Arc::make_mut(&mut self.members).machines = machines;
         Ok(())
     }
 
