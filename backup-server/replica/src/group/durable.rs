@@ -1,4 +1,4 @@
-//! What the group says, and when: at once, or once what it tells of is on stable storage.
+//! Messages of the group, and their times: at once, or once what it tells of is on stable storage.
 //!
 //! ```text
 //!  receive, attach, order ──▶ staged ──write──▶ begin_sync ──▶ SyncJob ──▶ synced ──▶ Progress, Ack, C
@@ -27,7 +27,7 @@ use tidelock_store::journal::{
     Behind, Durable, JournalError, Position, Standing, State, SyncJob, Ticket,
 };
 
-/// It is not on stable storage yet: to be asked again when it is.
+/// Not on stable storage yet: to be asked again when it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotYet(pub Ticket);
 
@@ -67,7 +67,7 @@ impl From<Immediate> for Message {
 #[derive(Debug)]
 pub(super) enum OfDurable {
     Progress(Progress),
-    /// What was to be put on record for it is.
+    /// Everything that was to be put on record for it is.
     Attached(Attached),
     LeaseGivenUp(CountVector),
 }
@@ -108,7 +108,7 @@ impl Outputs {
     }
 }
 
-/// What follows once something is durable.
+/// Consequences once something is durable.
 #[derive(Debug)]
 pub(super) enum Later {
     /// A run has ended, cleanly or not.
@@ -162,7 +162,7 @@ impl<S: Storage> Group<S> {
         self.outputs.0.push_back((link, Behind::new(self.journal.durable().ticket(), output)));
     }
 
-    /// What must go out now, in order.
+    /// Messages that must go out now, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.outputs.take(&self.journal.durable())
     }
@@ -180,30 +180,30 @@ impl<S: Storage> Group<S> {
         self.journal.ticket()
     }
 
-    /// Whether this is on stable storage.
+    /// True if this is on stable storage.
     #[must_use]
     pub fn is_durable(&self, ticket: Ticket) -> bool {
         self.journal.durable().covers(ticket)
     }
 
-    /// Whether what waits for this is to be tried again: it is on stable storage, or there is no room for it.
+    /// True if what waits for this is to be tried again: it is on stable storage, or there is no room for it.
     #[must_use]
     pub fn must_try_again(&self, ticket: Ticket) -> bool {
         self.is_durable(ticket) || self.is_stuck() || self.broken.is_some()
     }
 
-    /// Whether there is no room for what was appended: it never becomes durable if nothing changes.
+    /// True if there is no room for what was appended: it never becomes durable if nothing changes.
     pub(super) fn is_stuck(&self) -> bool {
         self.waits_for_room() && self.journal.staged_bytes() > 0
     }
 
-    /// What is on stable storage.
+    /// Everything up to it is on stable storage.
     #[must_use]
     pub fn durable(&self) -> Durable {
         self.journal.durable()
     }
 
-    /// Whether a sync runs.
+    /// True if a sync runs.
     #[must_use]
     pub fn is_syncing(&self) -> bool {
         self.journal.is_syncing()
