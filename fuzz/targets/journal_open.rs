@@ -39,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
         let cut = torn.offset as usize;
         assert_eq!(cut as u64 + torn.len_bytes, content.len() as u64);
         let again = open(&disk.killed()).expect("what is left opens");
-        // It is there still if only it shows that what is damaged was durable.
+        // The tail is there still if only it shows that what is damaged was durable.
         assert!(again.torn.is_none_or(|kept| kept == torn && !opened.damaged.is_empty()));
         assert_eq!(again.journal.state(), journal.state());
         assert_eq!(again.journal.end(), journal.end());

@@ -18,7 +18,7 @@ use tidelock_replica::text;
 use tidelock_targets::ExportedDisk;
 use tokio::time::{Instant, sleep};
 
-/// How often the countdown of a recovery that waits is drawn.
+/// Time between two drawings of the countdown of a recovery that waits.
 const COUNTDOWN: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(config: Config, args: Recover) -> Result<()> {

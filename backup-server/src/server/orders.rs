@@ -35,7 +35,7 @@ impl Asker {
     }
 
     pub(super) fn answer(self, answer: Answer) {
-        // Whoever has asked may be gone.
+        // The asker may be gone.
         let _ = self.done.send(answer);
     }
 }

@@ -291,7 +291,7 @@ impl AlignedBuf {
         self.freeze(0..len)
     }
 
-    /// All of the memory, as long as the capacity. Bytes behind the length are those of its last user, or zero. The address
+    /// The whole memory, as long as the capacity. Bytes behind the length are of its last user, or zero. The address
     /// stays the same wherever the buffer is moved to.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: `ptr` is an owned, initialised allocation of `capacity` bytes, and `&mut self`

@@ -1,6 +1,6 @@
 //! Memory for direct I/O ([`BufPool`], [`AlignedBuf`]), and the words in which a loop asks for operations on a disk.
 //!
-//! Nothing here does I/O: a loop without a ring knows this crate, and the ring knows it, too.
+//! No I/O is done here: a loop without a ring knows this crate, and the ring knows it, too.
 
 mod buf;
 

@@ -41,7 +41,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A record every interval that goes the whole way, and is missed when it does not come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeartbeatSettings {
-    /// How long after one the next is sent, if nothing else was.
+    /// Time from one to the next, if nothing else was sent.
     pub interval: Duration,
     /// After how long one that has not come back is missed; several intervals.
     pub alarm_after: Duration,

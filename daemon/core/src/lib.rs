@@ -1,4 +1,4 @@
-//! What the host daemon decides, sans-I/O: events and the time go in, and what is to be done comes out.
+//! Decisions of the host daemon, sans-I/O: events and the time go in, and what is to be done comes out.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | [`verifications`], [`verified`] | comparisons of the sites on a schedule, and what the last one found |
 //! | [`status`], [`stats`] | what all of this says of itself |
 //!
-//! Nothing here knows tokio, io_uring, a socket or a clock, and files are known only through `tidelock-storage`. The daemon's
+//! The crate knows no tokio, io_uring, socket or clock, and files only through `tidelock-storage`. The daemon's
 //! drivers run these loops in production, and the simulator runs the same.
 #![forbid(unsafe_code)]
 

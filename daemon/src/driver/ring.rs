@@ -1,4 +1,4 @@
-//! What the driver of an owner loop stands on: a ring, and the parts of the daemon around the loop.
+//! Ground of an owner loop's driver: a ring, and the parts of the daemon around the loop.
 
 use super::disk::OpenDisk;
 use crate::nbd_tap::ConnectionId;

@@ -25,7 +25,7 @@ const RING_ENTRIES: u32 = 512;
 pub struct LogFile {
     /// The file, locked.
     pub file: LocalFile,
-    /// Its place.
+    /// Place of the file.
     pub place: LogPlace<Files>,
 }
 
@@ -52,7 +52,7 @@ pub struct Parts {
 /// Why a member's thread has ended.
 #[derive(Debug, Error)]
 pub enum DriverError {
-    /// There is no ring.
+    /// No ring can be made.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// The loop cannot go on, or the ring.

@@ -25,7 +25,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of all connections of a disk together.
+    /// Bytes of all connections of a disk together.
     pub const OF_DISK: Self =
         Self { requests_max: 1024, bytes_max: 64 << 20, staging_bytes: 128 << 10 };
 

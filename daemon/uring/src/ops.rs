@@ -91,7 +91,7 @@ pub enum PollFor {
     Writable,
 }
 
-/// What comes back with a completion, whatever the result. `F`: a descriptor.
+/// Value that comes back with a completion, whatever the result. `F`: a descriptor.
 #[derive(Debug)]
 pub enum Buffer<F = SharedFd> {
     /// The operation held no buffer.

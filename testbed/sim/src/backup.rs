@@ -39,16 +39,16 @@ pub struct JobDone {
 /// A sync that runs.
 #[derive(Debug)]
 enum Syncing {
-    /// It makes durable what it covers when it ends.
+    /// Running: what it covers is durable when it ends.
     Runs(SyncJob<MemoryFile>),
-    /// It has, and nobody has heard of it.
+    /// Ended, and nobody has heard of it.
     Ended(Result<Durable, JournalError>),
 }
 
 /// An event that waits for a group's thread.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// Of a host's connection.
+    /// Event of a host's connection.
     Host(HostEvent),
     /// An operator's order.
     Order(Order, Asker),
@@ -117,7 +117,7 @@ pub struct GroupSlot {
     pub(crate) vms: BTreeMap<Link, usize>,
     /// For the checkers: what members have said that they do without the backup.
     pub(crate) said: Said,
-    /// Those who order recoveries of it.
+    /// People who order recoveries of it.
     pub(crate) operators: Operators,
 }
 
@@ -610,7 +610,7 @@ impl World {
 }
 
 impl GroupSlot {
-    /// Whether a sync runs.
+    /// True if a sync runs.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.syncing.is_some()

@@ -510,7 +510,7 @@ impl World {
         Ok(())
     }
 
-    /// When a group is recovered, no gate that keeps a promise may let anything go any more, whatever it hears or not.
+    /// No gate that keeps a promise may let anything go once its group is recovered, whatever it hears or not.
     pub(crate) fn check_no_lease_holds(&self, group: usize) -> Checked {
         for vm in self.plan.groups[group].members() {
             let Some(run) = &self.vms[vm].run else { continue };

@@ -32,7 +32,7 @@ pub fn learn(known: &mut Known, other: &Known) {
 /// A row of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Where.
+    /// Place of the row.
     pub slot: u64,
     /// Which write of that place.
     pub version: u64,
@@ -75,7 +75,7 @@ impl Packet {
 pub enum Ask {
     /// A write or zeroing.
     Write {
-        /// Where.
+        /// Extent of it.
         extent: Extent,
         /// What.
         effect: Effect,
@@ -88,7 +88,7 @@ pub enum Ask {
     },
     /// A read. What it must return, unless it is overwritten meanwhile.
     Read {
-        /// Where.
+        /// Extent of it.
         extent: Extent,
         /// What.
         expected: Option<Vec<u8>>,
@@ -97,7 +97,7 @@ pub enum Ask {
     },
     /// A question about a range, or a hint, which changes nothing.
     Hint {
-        /// Where.
+        /// Extent of it.
         extent: Extent,
     },
     /// A flush.
@@ -175,7 +175,7 @@ impl Guest {
         self.holds(writer, point);
     }
 
-    /// Its disks have this write of its own.
+    /// Records that the disks have this write of the guest's own.
     pub fn holds(&mut self, writer: u16, point: Point) {
         let own = &mut self.on_disk[usize::from(writer)];
         *own = (*own).max(point);
@@ -296,7 +296,7 @@ impl World {
         self.guest_leaves(vm);
     }
 
-    /// Whether a guest says anything: it has read its disks.
+    /// True if a guest says anything: it has read its disks.
     #[must_use]
     pub fn is_awake(&self, vm: usize) -> bool {
         self.vms[vm].guest.awake

@@ -13,18 +13,18 @@ const GREETING_BYTES: usize = 18;
 /// Bytes of the answer to EXPORT_NAME without its zeroes.
 const EXPORT_BYTES: usize = 10;
 
-/// What the server has said.
+/// Message of the server.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// Requests may be sent.
     Opened,
-    /// There is no place, or the server does not want to.
+    /// No place is free, or the server refuses.
     Refused,
     /// The reply to the request of this cookie: data, or an error number.
     Reply(u64, Result<Bytes, u32>),
 }
 
-/// How the client opens the disk.
+/// Options by which the client opens the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     /// EXPORT_NAME, which old clients say.
@@ -111,7 +111,7 @@ impl NbdClient {
         self.input.put_slice(bytes);
     }
 
-    /// What they say next, if it is complete. An error: the server has broken the protocol.
+    /// The next message, if it is complete. An error: the server has broken the protocol.
     pub(crate) fn next(&mut self) -> Result<Option<Heard>, String> {
         loop {
             let (before, state) = (self.input.len(), self.state);

@@ -21,24 +21,24 @@ pub(crate) struct Operators {
     waits: Option<(Asker, bool)>,
     /// The end of the wait that was told last.
     due: Option<MonoNanos>,
-    /// Those who have gone away.
+    /// Operators who have gone away.
     gone: BTreeSet<Asker>,
     /// A recovery may have begun before whoever waited for it went away.
     may_have_begun: bool,
 }
 
 impl Operators {
-    /// Those who have gone away.
+    /// Operators who have gone away.
     pub(crate) fn gone(&self) -> &BTreeSet<Asker> {
         &self.gone
     }
 
-    /// Whether a recovery is what somebody has asked for and not taken back.
+    /// True if somebody has asked for a recovery and not taken that back.
     pub(crate) fn want_it(&self) -> bool {
         self.waits.is_some() || self.may_have_begun
     }
 
-    /// Nobody waits any more: the server is gone. True if somebody did.
+    /// Ends all waits, because the server is gone. True if somebody waited.
     pub(crate) fn hang_up(&mut self) -> bool {
         let waited = self.waits.take().is_some();
         self.may_have_begun |= waited;

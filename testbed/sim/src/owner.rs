@@ -59,7 +59,7 @@ pub(crate) struct Submitted {
     pub(crate) known: Known,
     /// The connection that it has come on, and the client's name for it.
     pub(crate) from: (u64, u64),
-    /// It is to be on stable storage when it is answered.
+    /// True if it is to be on stable storage when it is answered.
     pub(crate) fua: bool,
     /// The number of the local disk's write that has it.
     pub(crate) written: Option<u64>,
@@ -93,13 +93,13 @@ pub struct MemberRun {
     pub(crate) ends: Rc<Ends>,
     /// The world is carrying out what it has asked for.
     is_carried_out: bool,
-    /// All that it has asked for and is not carried out.
+    /// Operations that it has asked for and that are not carried out.
     pub(crate) queue: Rc<Asks>,
     /// Accepts of its tap that are under way, by disk.
     pub(crate) accepting: BTreeMap<usize, u64>,
     /// Requests that its tap has taken.
     pub(crate) taken: u64,
-    /// Its clients' connections, as the tap names them.
+    /// Connections of its clients, as the tap names them.
     pub(crate) connections: BTreeMap<ConnectionId, u64>,
     /// The number of the life that it begins.
     pub(crate) life: usize,

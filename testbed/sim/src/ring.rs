@@ -225,7 +225,7 @@ pub(crate) struct Death {
     pub(crate) has_records: bool,
 }
 
-/// All that was asked for and is not carried out.
+/// Operations that were asked for and are not carried out.
 #[derive(Debug, Default)]
 pub(crate) struct Asks(RefCell<Queue>);
 
@@ -245,7 +245,7 @@ struct Queue {
 }
 
 impl Asks {
-    /// Of a process with this backlog, if it has one. `writes_unkept`: planted, local writes happen after its death.
+    /// Ring of a process with this backlog, if any. `writes_unkept`: planted, local writes happen after its death.
     pub(crate) fn new(files: Option<Arc<SimFiles>>, writes_unkept: bool) -> Rc<Self> {
         Rc::new(Self(RefCell::new(Queue { files, writes_unkept, ..Queue::default() })))
     }

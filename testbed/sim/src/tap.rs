@@ -90,11 +90,11 @@ impl Clients {
     }
 }
 
-/// One connection.
+/// A connection.
 #[derive(Debug)]
 struct Wire {
     disk: usize,
-    /// What keeps to the protocol at the client's end; a liar has nothing of the kind.
+    /// Keeper of the protocol at the client's end; a liar has nothing of the kind.
     client: Option<NbdClient>,
     /// The tap's end. If nobody but this has it, the tap has closed it.
     socket: Rc<SimSocket>,
@@ -113,7 +113,7 @@ struct Wire {
     is_ended: bool,
     /// The tap is gone.
     is_closed: bool,
-    /// What was asked and is not replied to.
+    /// Requests without a reply.
     asked: BTreeMap<u64, Ask>,
     /// The loop's answers whose replies have not come.
     answers: BTreeMap<u64, (bool, Point)>,
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// What was on its way arrives.
+    /// Bytes on their way arrive.
     pub(crate) fn wire_event(&mut self, vm: usize, number: u64) -> Checked {
         let Some(wire) = self.vms[vm].clients.wires.get_mut(&number) else { return Ok(()) };
         let (up, down) = (wire.up_late.split(), wire.down_late.split());
@@ -273,7 +273,7 @@ impl World {
         self.owner_turn(vm)
     }
 
-    /// What a client has to say leaves.
+    /// Bytes of a client leave.
     fn client_says(&mut self, vm: usize, number: u64) -> Checked {
         let wire = self.vms[vm].clients.wires.get_mut(&number);
         let client = wire.and_then(|wire| wire.client.as_mut());
@@ -475,7 +475,7 @@ impl World {
         let wire = state.clients.wires.get(&number);
         let is_liar = wire.is_none_or(|wire| wire.client.is_none());
         let ask = wire.and_then(|wire| wire.asked.get(&cookie));
-        // What a liar asks in order is read, or made stable.
+        // Data that a liar asks for in order is read, or made stable.
         let is_right = match ask {
             Some(ask) => ask.is(extent, &op),
             None => is_liar && matches!(op, GuestOp::Read | GuestOp::Flush),
@@ -541,7 +541,7 @@ impl World {
         Ok(())
     }
 
-    /// What was to be on stable storage when the write is answered is there.
+    /// Data that was to be on stable storage when the write is answered is there.
     pub(crate) fn check_fua(&self, vm: usize, of: &Submitted) -> Checked {
         let Some(written) = of.written.filter(|_| of.fua) else { return Ok(()) };
         let disk = &self.vms[vm].disks[usize::from(of.extent.disk.0)];

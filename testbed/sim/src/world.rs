@@ -145,7 +145,7 @@ pub struct Vm {
     pub must_go_on: bool,
     /// The guest.
     pub guest: Guest,
-    /// Its hypervisor's connections to the tap.
+    /// Connections of its hypervisor to the tap.
     pub(crate) clients: Clients,
     /// Who talks with it from outside.
     pub client: Client,

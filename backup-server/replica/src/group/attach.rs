@@ -51,7 +51,7 @@ pub(super) fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<
 #[derive(Debug)]
 pub(super) enum Unattached {
     Refused(Refusal),
-    /// What it is to act on is not on stable storage.
+    /// Something that it is to act on is not on stable storage.
     NotYet(NotYet),
 }
 
@@ -334,7 +334,7 @@ impl<S: Storage> Group<S> {
         Ok(Attached { group_id: self.manifest.id, epoch: self.epoch(), progress, stream })
     }
 
-    /// What the member's run before has sent is durable, as far as there is room for it, and what follows from its end
+    /// Records of the member's run before are durable, as far as there is room for it, and what follows from its end
     /// is done.
     fn check_received(&self, member: &str, writing: Option<&Writing>) -> Result<(), Unattached> {
         if let Some(ticket) = self.ends_behind(member) {

@@ -122,7 +122,7 @@ pub(super) enum Later {
 pub(super) struct InFlight {
     /// The journal's state when all of it is durable.
     state: State,
-    /// What was admitted of each writer.
+    /// Records of each writer that were admitted.
     unsynced: Vec<Option<Unsynced>>,
     waypoint: Option<(Position, State)>,
 }
@@ -209,7 +209,7 @@ impl<S: Storage> Group<S> {
         self.journal.is_syncing()
     }
 
-    /// What a host or an operator acts on: a server that dies must not come back without it. Says why it cannot be put
+    /// Checks what a host or an operator acts on: a server that dies must not forget it. Says why it cannot be put
     /// on record, or that it is not yet.
     pub(super) fn check_on_record(&self, ticket: Ticket) -> Result<(), NotOnRecord> {
         if let Some(reason) = self.broken.clone() {
@@ -252,7 +252,7 @@ impl<S: Storage> Group<S> {
         if self.broken.is_some() || self.journal.staged_bytes() == 0 {
             return;
         }
-        // What was said before these records is on record before they are.
+        // Anything said before these records is on record before they are.
         self.keep_unkept();
         if self.broken.is_some() {
             return;
@@ -285,7 +285,7 @@ impl<S: Storage> Group<S> {
         }
         let waypoint = self.journal.waypoint_due();
         let job = self.journal.sync_job()?;
-        // What these stand for is written: the job covers it.
+        // Records that these stand for are written: the job covers them.
         let unsynced = self.slots.iter().map(|slot| slot.receiver.as_ref().map(Receiver::unsynced));
         let unsynced = unsynced.collect();
         self.in_flight = Some(InFlight { state: self.journal.state().clone(), unsynced, waypoint });

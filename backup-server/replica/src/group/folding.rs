@@ -89,7 +89,7 @@ impl<S: Storage> Group<S> {
             tail: self.journal.tail(),
             from,
             to,
-            // Nobody is removed in it whose removal may be lost still: the images would lack what may end well then.
+            // A removal that may be lost still is not in it: the images would lack what may end well then.
             state: self.durable_state.clone(),
             starts: self.journal.starts_after(from.segment).map(|(n, s)| (n, s.clone())).collect(),
             cut,

@@ -398,7 +398,7 @@ pub struct Group<S: Storage> {
     shaped_at: Ticket,
     /// A sync that runs.
     in_flight: Option<durable::InFlight>,
-    /// What follows once something is durable, by member.
+    /// Consequences once something is durable, by member.
     later: VecDeque<(String, Behind<durable::Later>)>,
     /// The recovery is durable, and receivers are its epoch's.
     promoted: bool,

@@ -102,7 +102,7 @@ impl Found {
 }
 
 impl<S: Storage> Group<S> {
-    /// What is closed by everything that is durable.
+    /// Everything that is closed by what is durable.
     pub(super) fn closed_now(&self) -> Closed {
         let state = &self.durable_state;
         let (at, arrived_ms) = (state.newest_effective(), state.arrived_ms);

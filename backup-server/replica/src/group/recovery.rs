@@ -136,7 +136,7 @@ pub enum RecoverError {
     /// The recovery cannot be put on record.
     #[error("the recovery cannot be put on record: {0}")]
     Journal(String),
-    /// It is being put on record: to be asked again when this is durable.
+    /// Being put on record: to be asked again when this is durable.
     #[error("the recovery is being put on record")]
     NotYet(Ticket),
     /// It cannot for now: asked again, it goes on when there is room.
@@ -277,7 +277,7 @@ impl<S: Storage> Group<S> {
             };
         }
         let ticket = self.journal.ticket();
-        // What has arrived is part of it, as far as it can be.
+        // Records that have arrived are part of it, as far as they can be.
         let waits = !has_settled && !self.is_durable(ticket);
         if self.is_being_recovered() || waits {
             return Err(RecoverError::NotYet(ticket));

@@ -47,7 +47,7 @@ pub enum RemoveError {
         /// The member.
         member: String,
     },
-    /// It is being put on record: to be asked again when this is durable.
+    /// Being put on record: to be asked again when this is durable.
     #[error("the removal is being put on record")]
     NotYet(Ticket),
     /// It cannot be put on record.
@@ -99,7 +99,7 @@ impl<S: Storage> Group<S> {
             );
             return Err((RefusalKind::Stopping, reason).into());
         }
-        // What was received is looked at: all of it must be durable.
+        // Everything received is looked at, and must be durable.
         self.check_on_record(self.journal.ticket())?;
         let state = self.journal.state();
         if tagging.form != state.form && !self.is_all_in_the_cut() {

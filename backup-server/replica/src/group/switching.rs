@@ -48,7 +48,7 @@ impl<S: Storage> Group<S> {
     /// Everything that it sent before that is durable.
     pub(super) fn has_given_up(&mut self, name: &str, link: Link) {
         if let Some(i) = self.manifest.writers.iter().position(|writer| writer == name) {
-            // Nothing comes after it, so nobody need be asked what it has.
+            // No record comes after it, so nobody need be asked what it has.
             self.slots[i].has_left = true;
         }
         self.policy_has_left(name);

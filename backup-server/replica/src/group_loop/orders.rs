@@ -61,7 +61,7 @@ pub enum Wait {
         /// Members that have not given up their leases, with their hosts, if others have.
         kept_by: Vec<String>,
     },
-    /// There is no room to put it on record, for this reason.
+    /// No room to put it on record, for this reason.
     Room(String),
 }
 
@@ -81,10 +81,10 @@ pub(super) struct Ordered<Asker> {
     asker: Asker,
     order: Order,
     since: MonoNanos,
-    /// What had arrived when it was tried is durable.
+    /// True if everything that had arrived when it was tried is durable.
     has_settled: bool,
     until: Until,
-    /// What was told last.
+    /// The wait that was told last.
     told: Until,
 }
 
@@ -95,7 +95,7 @@ enum Until {
     Deadline(MonoNanos),
     /// Everything up to this is durable.
     Durable(Ticket),
-    /// There is room. The reason was told.
+    /// Room is made. The reason was told.
     Room(String),
 }
 
@@ -164,7 +164,7 @@ impl<D: Driver> GroupLoop<D> {
         if matches!(of.order, Order::Recover { .. }) {
             // The reason why it failed may be over, and a disaster does not wait for the next attempt.
             self.open_if_broken(now, driver);
-            // What has arrived is part of it.
+            // Frames that have arrived are part of it.
             self.take_all_waiting(now, driver);
         }
         let answer = self.attempt(&of, now);
@@ -234,7 +234,7 @@ impl<D: Driver> GroupLoop<D> {
     }
 }
 
-/// What an order stands behind that is carried out, and not durable yet.
+/// The ticket of an order that is carried out, and not durable yet.
 fn not_yet(answer: &Answer) -> Option<NotYet> {
     match answer {
         Answer::Recovered(Err(RecoverError::NotYet(ticket)))

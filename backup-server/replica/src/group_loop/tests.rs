@@ -313,7 +313,7 @@ fn records_are_acknowledged_when_the_sync_that_covers_them_has_ended() {
     of.sent();
     of.record(2);
     of.turn_alone(0);
-    // It arrives while the sync runs, and a beacon is answered meanwhile.
+    // A record arrives while the sync runs, and a beacon is answered meanwhile.
     of.record(3);
     let sent_at = MonoNanos(7);
     of.host(0, HostEvent::Beacon { link: LINK, sent_at, room: Taken::default() });

@@ -35,7 +35,7 @@ pub(super) enum Waiting {
         host: String,
         attach: Box<Attach>,
         outbox: Arc<Outbox>,
-        /// It was tried, and is tried again when this is durable.
+        /// Tried once, and tried again when this is durable.
         until: Option<Ticket>,
         _room: Taken,
     },
@@ -283,7 +283,7 @@ impl<D: Driver> GroupLoop<D> {
         for (done, _) in self.guests.unanswered.drain(..) {
             driver.answer(done, Err(io::Error::other(reason.to_owned())));
         }
-        // Whoever waits for one that is dropped hears that it has failed.
+        // The asker of an order that is dropped hears that it has failed.
         self.guests.behind.clear();
         for (connection, waiting) in std::mem::take(&mut self.waiting) {
             for one in waiting {

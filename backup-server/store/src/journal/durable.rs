@@ -24,7 +24,7 @@ pub struct Durable {
 }
 
 impl Durable {
-    /// Of a journal that is being made or opened.
+    /// Proof of nothing: the journal is being made or opened.
     pub(super) const NOTHING: Self = Self { number: 0, end: Position { segment: 0, offset: 0 } };
 
     /// True if what has this ticket is on stable storage.
@@ -103,7 +103,7 @@ impl<S: Storage> Journal<S> {
         }
     }
 
-    /// What was last reported as durable, by opening the journal at first.
+    /// The last report of what is durable, by opening the journal at first.
     #[must_use]
     pub fn durable(&self) -> Durable {
         self.reported

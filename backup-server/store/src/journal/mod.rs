@@ -245,7 +245,7 @@ pub struct Journal<S: Storage> {
     /// Number and end of the last batch that is durable.
     durable_number: u64,
     durable_end: Position,
-    /// What whoever keeps the journal was told of that.
+    /// The last report of it to the keeper of the journal.
     reported: Durable,
     /// A sync runs beside it.
     syncing: bool,

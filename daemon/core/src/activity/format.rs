@@ -204,7 +204,7 @@ pub fn new_file(id: u64, geometry: &Geometry, identity: &Identity, head: &Head) 
     file
 }
 
-/// What a file says, if it is the log of these disks at their size, and whole. A disk may have been removed since.
+/// Content of a file, if it is the log of these disks at their size, and whole. A disk may have been removed since.
 pub fn read(file: &[u8], expected: &Identity) -> Result<Found, Unusable> {
     let damaged = |what: &str| Err(Unusable::Damaged(what.to_owned()));
     let mut superblocks = file.chunks_exact(BLOCK_BYTES).take(SUPERBLOCKS as usize);

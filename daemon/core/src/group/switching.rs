@@ -35,7 +35,7 @@ pub enum SwitchState {
     },
     /// The gate is being shut, and the backup told.
     GivingUp,
-    /// This host answers no client of the group any more.
+    /// The host answers no client of the group any more.
     Over {
         /// The last seq of each writer: the backup has all of it.
         seqs: BTreeMap<String, u64>,

@@ -68,7 +68,7 @@ impl Gap {
     pub fn compared(before: Option<Self>, is_first: bool, whole_at_unix_ms: Option<u64>) -> Self {
         match before {
             _ if is_first => Self { since_unix_ms: None, why: GapWhy::FirstCopy },
-            // Its end has reached the backup, which can recover what was before the backlog was full.
+            // The copy's end has reached the backup, which can recover what was before the full backlog.
             Some(open @ Self { why: GapWhy::FirstCopy, .. }) => {
                 Self { why: GapWhy::BacklogFull, ..open }
             }
