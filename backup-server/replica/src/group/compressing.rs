@@ -57,7 +57,7 @@ impl<S: Storage> Group<S> {
     /// there is no [`Group::fold_job`], [`Group::index_job`] or [`Group::scrub_job`].
     pub fn compress_job(&mut self, now: Now) -> Option<CompressJob<S>> {
         let how = self.options.compress?;
-        let busy = self.fold.running.is_some() || self.fold.aside;
+        let busy = self.fold.is_running || self.fold.aside;
         if busy || self.broken.is_some() || now.mono < self.compressing.next_at {
             return None;
         }

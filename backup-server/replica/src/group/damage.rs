@@ -293,7 +293,8 @@ impl<S: Storage> Group<S> {
     /// Replaces what is on record of the images' damage.
     pub(super) fn record_image_damage(&mut self, damaged: ImageDamage) -> Result<(), GroupError> {
         let (position, oldest) = (self.fold.position, self.fold.oldest.clone());
-        let fold = FoldPosition { position, oldest, damaged };
+        let folding = self.fold.ahead.clone();
+        let fold = FoldPosition { position, oldest, folding, damaged };
         fold::write_position(&self.storage, &fold)?;
         self.fold.damaged = Arc::new(fold.damaged);
         self.refresh_overlay()?;
@@ -464,7 +465,7 @@ impl<S: Storage> Group<S> {
     /// Looks at all damaged segments again: of those whose files were restored what they had is as
     /// it was written. `false`: a fold runs, so ask again.
     pub fn check_damaged(&mut self, now: Now) -> Result<bool, GroupError> {
-        if self.fold.running.is_some() || self.fold.aside || self.broken.is_some() {
+        if self.fold.is_running || self.fold.aside || self.broken.is_some() {
             return Ok(false);
         }
         self.tick(now);

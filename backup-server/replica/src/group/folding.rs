@@ -36,7 +36,7 @@ impl<S: Storage> Group<S> {
         if self.stall == Some(Stall::FoldBehind) {
             self.check_unfolded();
         }
-        let busy = self.fold.running.is_some()
+        let busy = self.fold.is_running
             || self.fold.aside
             || now.mono < self.fold.unread.not_before
             // It may be lost still, and what it leaves out must not be passed before.
@@ -68,8 +68,9 @@ impl<S: Storage> Group<S> {
         if is_full {
             self.storage.use_reserve();
         }
+        let cut = self.cut.cut().clone();
         // First it is on record that less can be seen: a fold may be interrupted anywhere.
-        if let Err(error) = self.advance_oldest(oldest) {
+        if let Err(error) = self.record_beginning(oldest, (to, cut.clone())) {
             self.storage.end_use_of_reserve();
             self.fold_failed(error);
             return None;
@@ -77,8 +78,7 @@ impl<S: Storage> Group<S> {
         if shortens {
             self.note_shortened();
         }
-        let cut = self.cut.cut().clone();
-        self.fold.running = Some((to, cut.clone()));
+        self.fold.is_running = true;
         let budget_bytes = match rate {
             // The images may grow by all that is folded before its segment goes: the reserve has room for that.
             _ if is_full => self.options.journal.segment_bytes,
@@ -114,7 +114,7 @@ impl<S: Storage> Group<S> {
         cut: tidelock_protocol::vector::CountVector,
         result: Result<Folded, FoldError>,
     ) {
-        self.fold.running = None;
+        self.fold.is_running = false;
         let is_outdated = std::mem::take(&mut self.fold.is_outdated);
         match result.map_err(GroupError::from).and_then(|folded| self.record_fold(cut, folded)) {
             Ok(()) => {
@@ -160,15 +160,24 @@ impl<S: Storage> Group<S> {
         for found in folded.found {
             self.quarantine(found)?;
         }
-        if folded.position == self.fold.position {
+        let is_blocked = folded.position == self.fold.position;
+        if is_blocked {
             self.fold.blocked = Some((folded.position, cut));
-            return Ok(());
         }
-        let oldest = self.fold.oldest.clone();
-        let fold = FoldPosition { position: folded.position, oldest, damaged: folded.damaged };
+        let folding = self.fold.was_ahead.clone().filter(|(to, _)| *to > folded.position);
+        let fold = FoldPosition {
+            position: folded.position,
+            oldest: self.fold.oldest.clone(),
+            folding,
+            damaged: folded.damaged,
+        };
         fold::write_position(&self.storage, &fold)?;
         self.fold.position = fold.position;
+        self.fold.ahead = fold.folding;
         self.fold.damaged = Arc::new(fold.damaged);
+        if is_blocked {
+            return Ok(());
+        }
         self.fold.closed = self.fold.closed.split_off(&folded.position.segment);
         self.refresh_overlay()?;
         self.set_aside()?;

@@ -14,7 +14,7 @@ impl<S: Storage> Group<S> {
     pub fn index_job(&mut self) -> Option<IndexJob<S>> {
         if !self.journal.has_unindexed()
             || self.fold.aside
-            || self.fold.running.is_some()
+            || self.fold.is_running
             || self.broken.is_some()
         {
             return None;

@@ -315,8 +315,13 @@ struct FoldState {
     position: Position,
     /// What can be seen of the past: never less than is on record.
     oldest: Closed,
-    /// A job runs, up to here and under this cut.
-    running: Option<(Position, CountVector)>,
+    /// A job runs.
+    is_running: bool,
+    /// End and cut of a job that has begun, now or in an earlier run that did not end it: the images may have any of
+    /// the records before that place that are in that cut. On record before the images move.
+    ahead: Option<(Position, CountVector)>,
+    /// The same before the job that runs.
+    was_ahead: Option<(Position, CountVector)>,
     /// The job that runs does not know of all that is void by now.
     is_outdated: bool,
     /// Folding from here under this cut leads nowhere.
@@ -434,7 +439,8 @@ impl<S: Storage> Group<S> {
         options: GroupOptions,
     ) -> Result<Option<(Self, Option<TornTail>)>, GroupError> {
         let Some(mut manifest) = Manifest::read(&storage)? else { return Ok(None) };
-        let FoldPosition { position, oldest, damaged } = fold::read_position(&storage)?;
+        let FoldPosition { position, oldest, folding: ahead, damaged } =
+            fold::read_position(&storage)?;
         let quarantine = damage::DamageState::read(&storage)?.quarantine;
         damage::set_aside(&storage, &quarantine, position.segment)?;
         let mut found = past::Found::new(position);
@@ -480,7 +486,7 @@ impl<S: Storage> Group<S> {
             images.insert(DiskKey { writer, disk: disk.id }, image);
         }
         let damaged = Arc::new(damaged);
-        let fold = FoldState { position, oldest, closed, damaged, ..FoldState::default() };
+        let fold = FoldState { position, oldest, ahead, closed, damaged, ..FoldState::default() };
         let mut group =
             Self::assemble(storage, options, manifest, opened.journal, cut, images, fold, now)?;
         group.note_made_again(&opened.made_again);
@@ -600,7 +606,7 @@ impl<S: Storage> Group<S> {
     /// maps have.
     fn has_become_void(&mut self) {
         self.fold.blocked = None;
-        self.fold.is_outdated = self.fold.running.is_some();
+        self.fold.is_outdated = self.fold.is_running;
         self.journal.note_void();
     }
 

@@ -165,7 +165,7 @@ impl<S: Storage> Group<S> {
             tail: self.journal.tail(),
             starts: starts.collect(),
             base: self.fold.position,
-            running: self.fold.running.clone(),
+            ahead: self.fold.ahead.clone(),
             oldest: self.fold.oldest.clone(),
             end: self.journal.durable().end(),
             state: self.durable_state.clone(),
@@ -222,20 +222,26 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// What can be seen is less from now on; on record before the images move.
-    pub(super) fn advance_oldest(&mut self, closed: Closed) -> Result<(), super::GroupError> {
-        if closed.at < self.fold.oldest.at {
-            return Ok(());
-        }
+    /// A fold to here under this cut begins, and what can be seen is less from now on.
+    pub(super) fn record_beginning(
+        &mut self,
+        oldest: Closed,
+        (to, mut cut): (Position, CountVector),
+    ) -> Result<(), super::GroupError> {
+        let was = self.fold.ahead.clone();
+        let to = was.as_ref().map_or(to, |(before, _)| to.max(*before));
+        cut.merge(&was.as_ref().map_or_else(CountVector::new, |(_, cut)| cut.clone()));
         let fold = FoldPosition {
             position: self.fold.position,
-            oldest: closed.clone(),
+            oldest: if oldest.at < self.fold.oldest.at { self.fold.oldest.clone() } else { oldest },
+            folding: Some((to, cut)),
             damaged: (*self.fold.damaged).clone(),
         };
         if !tidelock_planted::is(Bug::OldestForgotten) {
             fold::write_position(&self.storage, &fold)?;
         }
-        self.fold.oldest = closed;
+        let FoldPosition { oldest, folding, .. } = fold;
+        (self.fold.oldest, self.fold.ahead, self.fold.was_ahead) = (oldest, folding, was);
         Ok(())
     }
 }

@@ -138,7 +138,7 @@ impl<S: Storage> Group<S> {
     /// Something to verify, if anything is due. Its outcome goes to [`Group::scrub_done`]; until then
     /// there is no [`Group::fold_job`] and no [`Group::index_job`].
     pub fn scrub_job(&mut self, now: Now) -> Option<ScrubJob<S::File>> {
-        let busy = self.fold.running.is_some() || self.fold.aside;
+        let busy = self.fold.is_running || self.fold.aside;
         if busy || self.broken.is_some() {
             return None;
         }

@@ -179,8 +179,8 @@ pub struct History<F> {
     pub(crate) starts: Vec<SegmentStart>,
     /// Up to here the journal is in the images.
     pub(crate) base: Position,
-    /// A fold runs: up to where at most, and under which cut.
-    pub(crate) running: Option<(Position, CountVector)>,
+    /// End and cut of a fold that may have brought more into the images.
+    pub(crate) ahead: Option<(Position, CountVector)>,
     /// What can be seen.
     pub(crate) oldest: Closed,
     /// Up to here it is durable.
@@ -448,7 +448,7 @@ impl<F: StorageFile> History<F> {
         }
         let passes =
             |(to, cut): &(Position, CountVector)| point.beyond < *to && !point.cut.covers(cut);
-        if point.beyond < self.base || self.running.as_ref().is_some_and(passes) {
+        if point.beyond < self.base || self.ahead.as_ref().is_some_and(passes) {
             return Err(PastError::BeforeWindow { oldest: self.oldest.at });
         }
         Ok(self.holds.hold(point.beyond, point.hlc, why))

@@ -18,6 +18,8 @@ struct FoldFile {
     segment: u64,
     offset: u64,
     oldest: OldestTime,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    folding: Option<Folding>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     damaged: Vec<DamagedRange>,
 }
@@ -30,6 +32,14 @@ struct OldestTime {
     arrived_ms: u64,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Folding {
+    segment: u64,
+    offset: u64,
+    cut: CountVector,
+}
+
 /// Up to where the images are, and their damage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoldPosition {
@@ -37,6 +47,9 @@ pub struct FoldPosition {
     pub position: Position,
     /// From here on every state has all that is in the images; earlier states cannot be told any more.
     pub oldest: Closed,
+    /// End and cut of a fold that has begun: the images may have any of the records before that place that are in
+    /// that cut. `None`: they have nothing after `position`.
+    pub folding: Option<(Position, CountVector)>,
     /// Parts of the images that are not what was written.
     pub damaged: ImageDamage,
 }
@@ -49,7 +62,11 @@ pub fn read_position<S: Storage>(storage: &S) -> Result<FoldPosition, FileError>
     let position = Position { segment: fold.segment, offset: fold.offset };
     let OldestTime { hlc: at, cut, arrived_ms } = fold.oldest;
     let oldest = Closed { at, cut, arrived_ms };
-    Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
+    let folding = fold.folding.map(|of| {
+        let Folding { segment, offset, cut } = of;
+        (Position { segment, offset }, cut)
+    });
+    Ok(FoldPosition { position, oldest, folding, damaged: fold.damaged.into_iter().collect() })
 }
 
 /// Records the position, durably.
@@ -57,8 +74,13 @@ pub fn write_position<S: Storage>(storage: &S, fold: &FoldPosition) -> Result<()
     let Position { segment, offset } = fold.position;
     let Closed { at: hlc, cut, arrived_ms } = fold.oldest.clone();
     let oldest = OldestTime { hlc, cut, arrived_ms };
+    let folding = fold.folding.clone().map(|(to, cut)| {
+        let Position { segment, offset } = to;
+        Folding { segment, offset, cut }
+    });
     let damaged = fold.damaged.to_ranges();
-    json::write(storage, "", FILE, &FoldFile { format: FORMAT, segment, offset, oldest, damaged })
+    let file = FoldFile { format: FORMAT, segment, offset, oldest, folding, damaged };
+    json::write(storage, "", FILE, &file)
 }
 
 #[cfg(test)]
@@ -74,9 +96,10 @@ mod tests {
         let disk = Memory::new();
         assert_eq!(read_position(&disk).unwrap(), FoldPosition::default());
         let cut = CountVector::of(WriterId(2), Seq(7));
-        let oldest = Closed { at: Hlc(77), cut, arrived_ms: 5 };
+        let oldest = Closed { at: Hlc(77), cut: cut.clone(), arrived_ms: 5 };
         let position = Position { segment: 3, offset: 99 };
-        let fold = FoldPosition { position, oldest, ..FoldPosition::default() };
+        let folding = Some((Position { segment: 5, offset: 64 }, cut.clone()));
+        let fold = FoldPosition { position, oldest, folding, ..FoldPosition::default() };
         write_position(&disk, &fold).unwrap();
         assert_eq!(read_position(&disk.crash(&mut || false)).unwrap(), fold);
         let mut damaged = fold.clone();

@@ -102,3 +102,21 @@ fn a_point_that_a_recovery_took_exactly_is_found_again_when_the_group_goes_on() 
         drop(hold);
     }
 }
+
+#[test]
+fn a_point_that_a_fold_may_have_passed_before_the_server_died_is_gone() {
+    let disk = Memory::new();
+    let mut group = written(&disk, 9);
+    let (old, newest) = (point(&mut group, 4), point(&mut group, 9));
+    let mut options = options();
+    options.retention.window_ms = 0;
+    let mut group = Group::open(disk.killed(), at_ms(0), options).unwrap().unwrap().0;
+    // The images have what it wrote, and nobody has heard of its end.
+    drop(group.fold_job(at_ms(0)).unwrap().run().unwrap());
+    let mut group = reopen(&group.storage().crash(&mut || true));
+    let gone = group.hold(&old, "a test").unwrap_err();
+    assert!(matches!(gone, PastError::BeforeWindow { .. }), "{gone}");
+    drop(group.hold(&newest, "a test").unwrap());
+    while fold(&mut group) {}
+    drop(group.hold(&newest, "a test").unwrap());
+}
