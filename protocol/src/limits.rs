@@ -37,7 +37,7 @@ pub const TEXT_MAX_BYTES: usize = 4 << 10;
 pub const HELLO_MAX_BYTES: usize = 8 << 10;
 /// The largest machine description, encoded.
 pub const MACHINE_MAX_BYTES: usize = 16 << 10;
-/// The machine descriptions of all members of one group, as files.
+/// The machine descriptions of all members of one group, encoded.
 pub const MACHINES_MAX_BYTES: u64 = 256 << 10;
 /// The extent that one digest check covers at most.
 pub const DIGEST_CHUNK_MAX_BYTES: u32 = 4 << 20;

@@ -5,25 +5,20 @@
 //! | `group.json` | what the group is: writers, members, their disks, mode, grace. The group exists when this is there |
 //! | `fold.json` | up to where the journal is in the images, and the oldest time that can be shown |
 //! | `damaged.json` | which segments are damaged (`damage.rs`) |
-//! | `policies.json` | what members do when this server cannot be reached (`group/policies.rs`) |
-//! | `machines/MEMBER.json` | what to boot, as the member's host has said it last |
-//! | `machines/MEMBER.approved` | the description that an operator has approved last |
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io;
 use std::net::IpAddr;
 use tidelock_cut::HeldBack;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, RunId, Seq, WriterId};
-use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{CleanEnd, DiskSpec, Mode};
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 use tidelock_storage::json::{self, FileError};
-use tidelock_storage::{Storage, StorageFile};
 use tidelock_store::FORMAT;
 
 /// One member.
@@ -154,7 +149,6 @@ pub struct LeftOut {
 }
 
 const GROUP: &str = "group.json";
-const MACHINES: &str = "machines";
 
 impl Manifest {
     /// The time that the recovery of this epoch was asked for, if it was.
@@ -243,99 +237,6 @@ pub(crate) fn is_of(peer: &str, member: &str) -> bool {
     line.is_some_and(|(_, of)| of.is_empty() || of.split(',').all(is_address))
 }
 
-/// The backup's record of a member's machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptMachine {
-    /// As its host has said it last; `None`: it has sent none.
-    pub described: Option<Machine>,
-    /// As an operator has approved it last.
-    pub approved: Option<Machine>,
-}
-
-impl KeptMachine {
-    /// True if an operator has approved the host's present description.
-    #[must_use]
-    pub fn is_approved(&self) -> bool {
-        let lines = |machine: &Option<Machine>| machine.as_ref().map(Machine::lines);
-        lines(&self.described) == lines(&self.approved)
-    }
-}
-
-/// Keeps a member's machine description.
-pub fn write_machine<S: Storage>(
-    storage: &S,
-    member: &str,
-    machine: &Machine,
-) -> Result<(), FileError> {
-    json::write(storage, MACHINES, &format!("{member}.json"), machine)
-}
-
-/// Bytes of a machine description, as a file.
-#[must_use]
-pub fn machine_bytes(machine: &Machine) -> u64 {
-    serde_json::to_vec_pretty(machine).expect("plain data").len() as u64 + 1
-}
-
-/// Bytes of the machine descriptions of all members but one.
-pub fn machines_bytes_but<S: Storage>(storage: &S, member: &str) -> Result<u64, FileError> {
-    let counts = |name: &str| name.strip_suffix(".json").is_some_and(|of| of != member);
-    let size = |name: String| storage.open(&tidelock_storage::join(MACHINES, &name))?.size_bytes();
-    let all = || {
-        storage.create_dir(MACHINES)?;
-        storage
-            .list(MACHINES)?
-            .into_iter()
-            .filter(|name| counts(name))
-            .map(size)
-            .sum::<io::Result<u64>>()
-    };
-    let file = MACHINES.to_owned();
-    all().map_err(|source| FileError::Io { what: "read", file, source })
-}
-
-/// Removes the machine descriptions of members that are none any more.
-pub fn forget_machines<S: Storage>(
-    storage: &S,
-    is_member: impl Fn(&str) -> bool,
-) -> Result<(), FileError> {
-    let forget = || {
-        for name in storage.list(MACHINES)? {
-            if !name.rsplit_once('.').is_some_and(|(of, _)| is_member(of)) {
-                storage.remove(&tidelock_storage::join(MACHINES, &name))?;
-            }
-        }
-        storage.sync_dir(MACHINES)
-    };
-    let file = MACHINES.to_owned();
-    forget().map_err(|source| FileError::Io { what: "remove", file, source })
-}
-
-/// Keeps the description that an operator has approved.
-pub fn write_approved<S: Storage>(
-    storage: &S,
-    member: &str,
-    machine: &Machine,
-) -> Result<(), FileError> {
-    json::write(storage, MACHINES, &format!("{member}.approved"), machine)
-}
-
-/// Reads the backup's record of a member's machine.
-pub fn read_machine<S: Storage>(storage: &S, member: &str) -> Result<KeptMachine, FileError> {
-    let read =
-        |suffix: &str| -> Result<Option<Machine>, FileError> {
-            let file = tidelock_storage::join(MACHINES, &format!("{member}.{suffix}"));
-            let content = |reason: String| FileError::Content { file: file.clone(), reason };
-            let read = tidelock_storage::read_all(storage, &file)
-                .map_err(|source| FileError::Io { what: "read", file: file.clone(), source })?;
-            let Some(bytes) = read else { return Ok(None) };
-            let machine: Machine =
-                serde_json::from_slice(&bytes).map_err(|error| content(error.to_string()))?;
-            machine.check().map_err(|reason| content(reason.to_owned()))?;
-            Ok(Some(machine))
-        };
-    Ok(KeptMachine { described: read("json")?, approved: read("approved")? })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,15 +250,5 @@ mod tests {
             .unwrap();
         let error = Manifest::read(&disk).unwrap_err();
         assert!(matches!(error, FileError::Version { found: 2, .. }), "{error}");
-        assert_eq!(read_machine(&disk, "vm").unwrap(), KeptMachine::default());
-        let machine = |memory: u64| -> Machine {
-            serde_json::from_value(serde_json::json!({ "memory_mib": memory })).unwrap()
-        };
-        write_machine(&disk, "vm", &machine(64)).unwrap();
-        write_approved(&disk, "vm", &machine(32)).unwrap();
-        let kept = KeptMachine { described: Some(machine(64)), approved: Some(machine(32)) };
-        assert_eq!(read_machine(&disk, "vm").unwrap(), kept);
-        write_machine(&disk, "vm", &machine(0)).unwrap();
-        assert!(read_machine(&disk, "vm").unwrap_err().to_string().contains("memory_mib"));
     }
 }

@@ -1,5 +1,9 @@
 //! Segments on record as damaged: `damaged.json`, replaced as a whole.
 //!
+//! A scrub finds again that a segment of the journal is damaged. Nothing finds again that an operator has given one up, or
+//! that one has left the journal for the quarantine. The record is beside the journal because it tells of a journal that
+//! cannot be read.
+//!
 //! Invariant: a segment on record is not deleted before an operator gives it up: when a fold has passed it, its file
 //! goes to [`QUARANTINE_DIR`].
 

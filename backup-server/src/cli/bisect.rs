@@ -16,9 +16,9 @@ use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_replica::text;
 use tidelock_replica::travel::bisect::{Bisect, Verdict};
-use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::When;
+use tidelock_store::journal::MarkKind;
 use tokio::process::Command;
 
 /// Records of the change that are shown.
@@ -240,7 +240,7 @@ impl Search<'_> {
         let request = Request::Mark {
             group: self.args.group.clone(),
             name: name.to_owned(),
-            kind: Kind::Pin,
+            kind: MarkKind::Pin,
             at: When::Hlc(good.hlc_raw),
             expires_in_ms: None,
             moves: false,

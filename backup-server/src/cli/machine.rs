@@ -161,7 +161,7 @@ pub(super) fn confirm(question: &str) -> Result<bool> {
 mod tests {
     use super::*;
     use tidelock_protocol::machine::Machine;
-    use tidelock_replica::manifest::KeptMachine;
+    use tidelock_store::journal::KeptMachine;
 
     #[test]
     fn what_has_changed_since_the_approval_is_shown() {

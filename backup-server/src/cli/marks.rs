@@ -8,17 +8,17 @@ use crate::server::travel::MarkStatus;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use tidelock_replica::text;
-use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::when::When;
+use tidelock_store::journal::MarkKind;
 
-pub(super) async fn run(config: Config, kind: Kind, args: Mark) -> Result<()> {
+pub(super) async fn run(config: Config, kind: MarkKind, args: Mark) -> Result<()> {
     let client = Client::connect(config).await?;
     let outcome = mark(&client, kind, &args).await;
     client.end().await;
     outcome
 }
 
-async fn mark(client: &Client, kind: Kind, args: &Mark) -> Result<()> {
+async fn mark(client: &Client, kind: MarkKind, args: &Mark) -> Result<()> {
     let group = args.group.clone();
     if args.list {
         let Reply::Marks { mut marks } = client.ask(&Request::Marks { group }).await? else {

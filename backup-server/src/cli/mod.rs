@@ -32,7 +32,7 @@ use crate::server::config::{Config, Security};
 use anyhow::Result;
 use args::Command;
 use std::path::Path;
-use tidelock_replica::travel::marks::Kind;
+use tidelock_store::journal::MarkKind;
 use tracing_subscriber::EnvFilter;
 
 /// Runs a command to its end.
@@ -102,11 +102,11 @@ pub async fn run(args: Args) -> Result<()> {
         }
         Command::Bookmark(mark) => {
             start_log(&config, "warn");
-            marks::run(config, Kind::Bookmark, mark).await
+            marks::run(config, MarkKind::Bookmark, mark).await
         }
         Command::Pin(mark) => {
             start_log(&config, "warn");
-            marks::run(config, Kind::Pin, mark).await
+            marks::run(config, MarkKind::Pin, mark).await
         }
         Command::Diff(diff) => {
             start_log(&config, "warn");

@@ -382,7 +382,8 @@ mod tests {
     use super::*;
     use tidelock_protocol::ids::Epoch;
     use tidelock_protocol::message::Form;
-    use tidelock_replica::group::{Exposure, RecoveryWriter};
+    use tidelock_replica::group::RecoveryWriter;
+    use tidelock_store::journal::Exposure;
 
     #[test]
     fn a_switch_of_a_part_of_the_hosts_is_said_with_who_is_left() {

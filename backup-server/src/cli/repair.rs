@@ -41,6 +41,12 @@ fn render(group: &str, of: &RepairStatus) -> String {
     for file in &of.files {
         let _ = writeln!(out, "  {file} {}", if of.is_done { "is kept" } else { "is kept before" });
     }
+    let lost = if of.is_done { "are lost" } else { "would be lost" };
+    let _ = writeln!(
+        out,
+        "Bookmarks, pins, approvals of machines and policies that were noted behind it {lost}. Hosts say their policies again \
+         when they attach; if the primary is dead, a recovery cannot tell that one has degraded since."
+    );
     let _ = match of.is_done {
         true => writeln!(
             out,
@@ -77,6 +83,7 @@ mod tests {
             "damaged at byte 99",
             "5 writes behind it are lost, to 12",
             "no write was found",
+            "policies that were noted behind it would be lost",
             "shop --yes",
         ];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");

@@ -29,10 +29,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::DiskSpec;
 use tidelock_replica::group::{SEEDED, SeedError, SeededMember, seed, seeded_manifest};
-use tidelock_replica::history::Point;
 use tidelock_replica::manifest::Manifest;
 use tidelock_replica::text;
-use tidelock_replica::travel::marks::{self, Kind, Mark, Marks};
 use tidelock_storage::files::Files;
 use tidelock_store::image;
 
@@ -172,7 +170,7 @@ impl Work {
             for (_, image) in image_names(&names) {
                 drop(fs::remove_file(images.join(image::sums_path(&image))));
             }
-            for left in ["group.json", marks::FILE, "machines", "images", ""] {
+            for left in ["group.json", "images", ""] {
                 let left = dir.join(left);
                 // What is not empty holds what could not be put back: that stays.
                 drop(fs::remove_file(&left).or_else(|_| fs::remove_dir(&left)));
@@ -259,24 +257,13 @@ impl Work {
         let storage = Files::new(dir.to_owned());
         let options = self.config.options(&self.args.group);
         let now_ms = crate::server::clock::now().unix_ms;
-        let as_found = seed(&storage, &manifest, options.journal, now_ms);
-        let as_found = as_found.map_err(|error| match error.is_full() {
+        let seeded = seed(&storage, &manifest, options.journal, now_ms, !self.args.no_pin);
+        seeded.map_err(|error| match error.is_full() {
             true => source::no_room(dir),
             false => SeedError::into(error),
         })?;
-        if !self.args.no_pin {
-            pin(storage, as_found, now_ms)?;
-        }
         give_to_owner_of(&self.config.data_dir, dir)
     }
-}
-
-/// So that the images do not pass the point.
-fn pin(storage: Files, point: Point, now_ms: u64) -> Result<()> {
-    let (kind, set_at_unix_ms) = (Kind::Pin, now_ms);
-    let mark = Mark { kind, point, set_at_unix_ms, expires_at_unix_ms: None, asked_by: None };
-    Marks::open(storage)?.set(SEEDED, mark, true)?;
-    Ok(())
 }
 
 /// In the place of sizes while only names are looked at.

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
-    use tidelock_replica::group::Known;
+    use tidelock_store::journal::MemberPolicy;
 
     #[test]
     fn a_certificate_that_ends_within_a_month_is_told() {
@@ -302,7 +302,7 @@ mod tests {
             ..broken
         };
         let mut degraded = stalled;
-        let known = Known {
+        let known = MemberPolicy {
             mode: Mode::Async,
             mode_since_unix_ms: 0,
             after_ms: Some(30_000),

@@ -116,7 +116,7 @@ mod tests {
     use std::collections::BTreeMap;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::Epoch;
-    use tidelock_replica::travel::marks::Kind;
+    use tidelock_store::journal::MarkKind;
 
     fn moment(ms: u64) -> Moment {
         let hlc_raw = Hlc::new(ms, 0);
@@ -146,7 +146,7 @@ mod tests {
         let mark = |name: &str, ms| MarkStatus {
             host: None,
             name: name.into(),
-            kind: Kind::Bookmark,
+            kind: MarkKind::Bookmark,
             at: moment(ms),
             set_at_unix_ms: 0,
             expires_at_unix_ms: None,

@@ -8,8 +8,9 @@ use super::travel::{self, WantedMark};
 use tidelock_protocol::bounds;
 use tidelock_protocol::message::{Bookmark, BookmarkPoint};
 use tidelock_replica::group::Link;
-use tidelock_replica::travel::marks::{Asker, Kind, MarkError};
+use tidelock_replica::group::MarkError;
 use tidelock_replica::travel::when::When;
+use tidelock_store::journal::{HostRequest, MarkKind};
 
 /// Waits for the cut, and sets one. An error is for people at the host.
 pub(super) async fn set(
@@ -29,12 +30,12 @@ pub(super) async fn set(
              retention.window there"
         ));
     }
-    let asked_by = Asker { host, id };
+    let asked_by = HostRequest { host, id };
     // What will be refused is refused at once.
     let marks = ask(registry, group, |done| Event::Marks { done }).await??;
     let taken = marks.into_iter().find(|mark| mark.name == name).map(|named| named.mark);
     if let Some(taken) = taken.filter(|mark| mark.asked_by.as_ref() != Some(&asked_by)) {
-        if taken.kind == Kind::Pin || taken.asked_by.is_none() {
+        if taken.kind == MarkKind::Pin || taken.asked_by.is_none() {
             let kind = taken.kind.word();
             return Err(format!(
                 "there is a {kind} {name}, set at the backup: choose another name"
@@ -46,7 +47,7 @@ pub(super) async fn set(
         }
     }
     let without = ask(registry, group, |done| Event::Cover { link, done }).await??;
-    let (kind, at, asked_by) = (Kind::Bookmark, When::Latest, Some(asked_by));
+    let (kind, at, asked_by) = (MarkKind::Bookmark, When::Latest, Some(asked_by));
     let mark = WantedMark { name, kind, at, expires_in_ms, moves, asked_by };
     let set = travel::mark(registry, group, mark).await?;
     let seqs = set.at.seqs.into_iter().collect();

@@ -48,9 +48,9 @@ use tidelock_replica::group::{
 };
 use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::travel::increment::Description;
-use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::When;
+use tidelock_store::journal::MarkKind;
 use tidelock_targets::ExportedDisk;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
@@ -302,7 +302,7 @@ pub enum Request {
         /// Its name.
         name: String,
         /// What it is.
-        kind: Kind,
+        kind: MarkKind,
         /// What it names.
         at: When,
         /// When it goes by itself.
@@ -317,7 +317,7 @@ pub enum Request {
         /// Its name.
         name: String,
         /// What it is.
-        kind: Kind,
+        kind: MarkKind,
     },
 }
 
@@ -638,10 +638,12 @@ async fn serve(
             Err(reason) => Reply::Error { reason },
         },
         Request::Approve { group, member, machine } => {
-            let event = |done| Event::ApproveMachine { member, machine, done };
-            match ask(registry, &group, event).await {
-                Ok(Ok(())) => Reply::Approved,
-                Ok(Err(reason)) | Err(reason) => Reply::Error { reason },
+            let approval = Order::Approve { member, machine };
+            match order(registry, &group, approval, &mut reader, &mut writer).await? {
+                Ok(Answer::Approved(Ok(()))) => Reply::Approved,
+                Ok(Answer::Approved(Err(error))) => Reply::Error { reason: error.to_string() },
+                Ok(_) => unreachable!("an approval was ordered"),
+                Err(reason) => Reply::Error { reason },
             }
         }
         Request::Boot { group, ask, rehearse: true } => match machines.rehearse(&group, &ask).await

@@ -5,7 +5,6 @@
 //! is bounded by who sends it (one answer at a time).
 
 use crate::server::orders::Asker;
-use crate::server::past::NamedMark;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
@@ -13,17 +12,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::machine::Machine;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{
-    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView,
+    DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedMark, NamedView,
 };
 use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
 use tidelock_replica::history::History;
-use tidelock_replica::manifest::KeptMachine;
-use tidelock_replica::travel::marks::{Kind, Mark};
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::KeptMachine;
 use tokio::sync::oneshot;
 
 /// An event for a group's owner.
@@ -78,17 +75,6 @@ pub enum Event {
         /// The answer.
         done: oneshot::Sender<Result<Vec<NamedMark>, String>>,
     },
-    /// Sets a bookmark or pin.
-    SetMark {
-        /// Its name.
-        name: String,
-        /// What it is.
-        mark: Mark,
-        /// Whether one of this name is moved.
-        moves: bool,
-        /// The answer: what is on record.
-        done: oneshot::Sender<Result<Mark, String>>,
-    },
     /// Waits until the cut has what every writer has written, on behalf of an attached member.
     Cover {
         /// Its link.
@@ -96,30 +82,12 @@ pub enum Event {
         /// The answer: writers whose hosts are not connected.
         done: oneshot::Sender<Result<Vec<String>, String>>,
     },
-    /// Takes one out.
-    RemoveMark {
-        /// Its name.
-        name: String,
-        /// What it must be.
-        kind: Kind,
-        /// The answer.
-        done: oneshot::Sender<Result<(), String>>,
-    },
     /// What to boot.
     Machine {
         /// Member's name.
         member: String,
         /// The answer.
         done: oneshot::Sender<Result<KeptMachine, String>>,
-    },
-    /// An operator approves what is to be booted.
-    ApproveMachine {
-        /// Member's name.
-        member: String,
-        /// The description that was looked at.
-        machine: Machine,
-        /// The answer.
-        done: oneshot::Sender<Result<(), String>>,
     },
     /// Opens a group that does not work at once, and not at the next attempt. Answered when that is done.
     OpenAgain {

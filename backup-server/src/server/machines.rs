@@ -17,10 +17,9 @@ use std::time::{Duration, SystemTime};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::CopyState;
 use tidelock_replica::group::GroupStatus;
-use tidelock_replica::manifest::KeptMachine;
 use tidelock_storage::files::Files;
 use tidelock_storage::{Storage, json, replace};
-use tidelock_store::journal::Standing;
+use tidelock_store::journal::{KeptMachine, Standing};
 use tidelock_targets::{
     ExportedDisk, Guest, Places, Plan, Prepared, Settings, Status, Stop, Target, targets,
 };

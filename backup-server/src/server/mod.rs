@@ -11,7 +11,6 @@
 //! | [`listener`] | accepting hosts, TLS |
 //! | [`budget`] | room for connections, for each peer |
 //! | `peer_log` | a bound on what peers write into the log |
-//! | [`past`] | the bookmarks and pins that an owner keeps |
 //! | [`nbd`] | disks of recovered groups and views as NBD exports |
 //! | [`nbd_client`] | images that `qemu-nbd` serves |
 //! | [`exports`] | where those are offered |
@@ -44,7 +43,6 @@ pub mod nbd;
 pub mod nbd_client;
 mod orders;
 pub mod owner;
-pub mod past;
 mod peer;
 mod peer_log;
 pub mod qemu;

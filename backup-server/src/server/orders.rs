@@ -73,6 +73,21 @@ pub(super) async fn order(
     }
 }
 
+/// Gives a group an order that waits for nothing but the disk, and waits for its answer.
+pub(super) async fn order_at_once(
+    registry: &Registry,
+    group: &str,
+    order: Order,
+) -> Result<Answer, String> {
+    let owner = find(registry, group)?;
+    let (asker, _told, answer) = Asker::new();
+    let closed = || format!("group {group} is being closed");
+    if !owner.inbox.push(Event::Order { order, asker }) {
+        return Err(closed());
+    }
+    answer.await.map_err(|_| closed())
+}
+
 fn waiting(wait: Wait) -> Reply {
     match wait {
         Wait::Lease { remaining_ms, kept_by } => Reply::Waiting { remaining_ms, kept_by },

@@ -75,7 +75,7 @@ impl Owner {
             snapshots_dir: snapshots_dir.to_owned(),
             reserve,
             inbox: Arc::new(Inbox::new(input_max_bytes)),
-            past: None,
+            snapshots: BTreeMap::new(),
             covering: BTreeMap::new(),
             folder: None,
             sync: None,
@@ -124,9 +124,7 @@ impl Owner {
             }
             Event::JobDone { generation, end } => state.job_done(generation, end, now),
             Event::SnapshotOver { name } => {
-                if let Some(past) = &mut driver.past {
-                    past.snapshot_over(&name);
-                }
+                driver.snapshots.remove(&name);
             }
             Event::Cover { link, done } => self.cover(link, done),
             Event::Repair { apply, done } => {
@@ -138,9 +136,6 @@ impl Owner {
                 let _ = done.send(());
             }
             Event::Order { order, asker } => state.order(order, asker, now),
-            event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
-                self.marks(event);
-            }
             query @ Event::History { .. } => {
                 state.settle(now, driver);
                 self.answer(query);

@@ -11,8 +11,8 @@ use std::io;
 use tidelock_replica::group::{GroupStatus, HostStatus, RecoverError};
 use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::history::Point;
-use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::when::When;
+use tidelock_store::journal::MarkKind;
 use tokio::io::AsyncBufRead;
 use tokio::net::unix::OwnedWriteHalf;
 
@@ -123,11 +123,8 @@ async fn rehearse(
 /// Refuses a recovery to a point before a pinned one: the recovery would lose the pinned point for good.
 async fn check_later_pins(registry: &Registry, group: &str, point: &Point) -> Result<(), String> {
     let all_the_same = "or give --drop-later-pins to recover all the same";
-    let marks = ask(registry, group, |done| Event::Marks { done }).await?;
-    let marks = marks.map_err(|reason| {
-        format!("it is not known whether pins are of later points, which would be lost ({reason}): mend that, {all_the_same}")
-    })?;
-    let later = marks.iter().filter(|of| of.mark.kind == Kind::Pin && !of.lost);
+    let marks = ask(registry, group, |done| Event::Marks { done }).await??;
+    let later = marks.iter().filter(|of| of.mark.kind == MarkKind::Pin && !of.lost);
     let later = later.filter(|of| !point.cut.covers(&of.mark.point.cut));
     let names: Vec<&str> = later.map(|of| of.name.as_str()).collect();
     let Some(first) = names.first() else { return Ok(()) };

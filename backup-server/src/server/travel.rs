@@ -3,7 +3,7 @@
 
 use super::control::{Reply, ask};
 use super::inbox::Event;
-use super::past::NamedMark;
+use super::orders::order_at_once;
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
 use serde::{Deserialize, Serialize};
@@ -12,14 +12,16 @@ use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::CompressedStatus;
+use tidelock_replica::group::NamedMark;
+use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::history::{At, Bucket, History, Hold, PastError, Point};
 use tidelock_replica::manifest::Manifest;
 use tidelock_replica::text;
-use tidelock_replica::travel::marks::{Asker, Kind, Mark};
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::When;
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{HostRequest, Mark, MarkKind};
 use tokio::task::spawn_blocking;
 
 /// Spans of a timeline.
@@ -31,7 +33,7 @@ pub struct MarkStatus {
     /// Its name.
     pub name: String,
     /// What it is.
-    pub kind: Kind,
+    pub kind: MarkKind,
     /// Its point.
     pub at: Moment,
     /// When it was set, in milliseconds since the Unix epoch.
@@ -136,8 +138,7 @@ pub(super) struct Look {
 
 pub(super) async fn look(registry: &Registry, group: &str) -> Result<Look, String> {
     let history = ask(registry, group, |done| Event::History { done }).await??;
-    // A record of them that cannot be read must not keep anybody from the past itself.
-    let marks = ask(registry, group, |done| Event::Marks { done }).await?.unwrap_or_default();
+    let marks = ask(registry, group, |done| Event::Marks { done }).await??;
     Ok(Look { history, marks })
 }
 
@@ -442,11 +443,11 @@ pub(super) async fn marks(registry: &Registry, group: &str) -> Reply {
 /// What a bookmark or pin is to be.
 pub(super) struct WantedMark {
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: MarkKind,
     pub(super) at: When,
     pub(super) expires_in_ms: Option<u64>,
     pub(super) moves: bool,
-    pub(super) asked_by: Option<Asker>,
+    pub(super) asked_by: Option<HostRequest>,
 }
 
 /// Sets a bookmark or pin.
@@ -467,17 +468,28 @@ pub(super) async fn mark(
     let expires_at_unix_ms = expires_in_ms.map(|ms| now.saturating_add(ms));
     let mark = Mark { kind, point: point?, set_at_unix_ms: now, expires_at_unix_ms, asked_by };
     let of = name.clone();
-    let mark =
-        ask(registry, group, |done| Event::SetMark { name: of, mark, moves, done }).await??;
+    let setting = Order::SetMark { name: of, mark, moves };
+    let Answer::Marked(set) = order_at_once(registry, group, setting).await? else {
+        unreachable!("a mark was ordered")
+    };
+    let mark = set.map_err(|e| e.to_string())?;
     // Until here the look has kept the point.
     Ok(look.mark_status(&NamedMark { name, mark, lost: false }))
 }
 
 /// Takes a bookmark or pin out.
-pub(super) async fn unmark(registry: &Registry, group: &str, name: String, kind: Kind) -> Reply {
+pub(super) async fn unmark(
+    registry: &Registry,
+    group: &str,
+    name: String,
+    kind: MarkKind,
+) -> Reply {
     let removed = async {
-        ask(registry, group, |done| Event::RemoveMark { name, kind, done }).await??;
-        Ok(Reply::Unmarked)
+        let removal = Order::RemoveMark { name, kind };
+        let Answer::Unmarked(removed) = order_at_once(registry, group, removal).await? else {
+            unreachable!("a removal was ordered")
+        };
+        removed.map(|()| Reply::Unmarked).map_err(|e| e.to_string())
     };
     or_error(removed.await)
 }

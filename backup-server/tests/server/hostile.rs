@@ -12,6 +12,7 @@ use tidelock_protocol::message::{
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::places;
+use tidelock_store::journal::machine_bytes;
 use tokio::net::TcpStream;
 
 fn hello(host: &str, software: &str) -> Message {
@@ -294,7 +295,7 @@ async fn members_without_disks_must_be_in_the_configuration() {
     };
     let large = Machine { disks: (0..64).map(disk).collect(), ..small_machine() };
     assert_eq!(large.check(), Ok(()));
-    let file_bytes = serde_json::to_vec_pretty(&large).unwrap().len() as u64 + 1;
+    let bytes = machine_bytes(&large);
     let follower = |member: &str, machine: Machine| {
         let (member, machine) = (member.into(), Some(machine));
         Message::Attach(Box::new(Attach {
@@ -326,7 +327,7 @@ async fn members_without_disks_must_be_in_the_configuration() {
         }
     };
     assert_eq!(kind, RefusalKind::Quota);
-    assert_eq!(u64::from(taken), limits::MACHINES_MAX_BYTES / file_bytes);
+    assert_eq!(u64::from(taken), limits::MACHINES_MAX_BYTES / bytes);
     assert_eq!(answer(120, follower("web59", small_machine())).await, None, "a small one fits");
     server.terminate();
 }

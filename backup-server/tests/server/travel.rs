@@ -503,26 +503,6 @@ async fn a_pin_outlives_the_window_and_a_kill_and_lets_go_when_it_is_removed() {
     send_until(&mut host, &mut sent, || unfolded() > before + (2 << 20)).await;
     shows("bookmark:gold", 50);
     shows("latest", sent);
-    server.terminate();
-
-    // A record of pins that cannot be read might have one.
-    let marks = dir.path().join("data/groups/shop/marks.json");
-    let good = std::fs::read(&marks).unwrap();
-    std::fs::write(&marks, &good[..good.len() / 2]).unwrap();
-    let server = Process::start(&config);
-    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
-    let (mut host, _) = Host::attached(server.address, 1, continues).await;
-    let before = unfolded();
-    send_until(&mut host, &mut sent, || unfolded() > before + (2 << 20)).await;
-    assert!(refused(&config, &["pin", "shop", "--list"]).contains("marks.json is damaged"));
-    shows("hlc:50.0", 50);
-    server.terminate();
-    std::fs::write(&marks, &good).unwrap();
-
-    let server = Process::start(&config);
-    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
-    let (mut host, _) = Host::attached(server.address, 1, continues).await;
-    shows("bookmark:gold", 50);
     cli_json(&config, &["pin", "shop", "gold", "--remove", "--json"]);
     let is_gone = || {
         let marks = cli_json(&config, &["bookmark", "shop", "--list", "--json"]);

@@ -342,6 +342,7 @@ fn journal_open() -> Seeds {
             resyncing: vec![],
             at_unix_ms: 0,
             primary_declared_dead: true,
+            exposed: vec![],
         };
         journal.stage_note(&Note::EpochStart(start)).expect("a later epoch");
         commit(journal);

@@ -153,6 +153,8 @@ pub enum Bug {
     FoldPassesTheWindow,
     /// Breaks rule 5: the time before which nothing can be asked for is forgotten in a fold.
     OldestForgotten,
+    /// Breaks rule 5: pins on record do not hold their points when a group was opened again.
+    PinsNotHeld,
     /// Breaks rule 5: of what overlaps, a merged map has the oldest.
     MapOlderWins,
     /// Breaks rule 2: a map has records that a recovery has left out.

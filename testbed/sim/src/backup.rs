@@ -5,6 +5,7 @@ use crate::failure::{Checked, Checker, check};
 use crate::group_driver::{Asker, GroupRun, Seen};
 use crate::hearsay::Said;
 use crate::lying::is_of_liar;
+use crate::marks::Marks;
 use crate::net::ConnId;
 use crate::operators::Operators;
 use crate::probe::Recovered;
@@ -21,7 +22,7 @@ use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::ConnectionError;
 use tidelock_replica::connection::room::InputRoom;
 use tidelock_replica::group::{Group, GroupOptions, Link, Output};
-use tidelock_replica::group_loop::{HostEvent, JobEnd, Order};
+use tidelock_replica::group_loop::{Answer, HostEvent, JobEnd, Order};
 use tidelock_replica::history::Point;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
@@ -95,8 +96,10 @@ pub struct GroupSlot {
     pub(crate) contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
-    /// It was seeded, and what was is pinned here.
-    pub(crate) seeded: Option<Point>,
+    /// It was seeded.
+    is_seeded: bool,
+    /// What operators know of its bookmarks and pins.
+    pub(crate) marks: Marks,
     /// It was recovered, and will be protected again.
     pub(crate) is_on_its_way: bool,
     /// It was shown at its cut: it can be recovered from then on, whoever comes.
@@ -184,7 +187,8 @@ impl GroupSlot {
             told_durable: CountVector::new(),
             contiguous: CountVector::new(),
             recovered: None,
-            seeded: None,
+            is_seeded: false,
+            marks: Marks::default(),
             is_on_its_way: false,
             shown: false,
             initialising: false,
@@ -203,11 +207,17 @@ impl GroupSlot {
     pub(crate) fn seeded(storage: Memory, point: Point, before: &GroupSlot) -> Self {
         Self {
             hangs_until_ns: before.hangs_until_ns,
-            seeded: Some(point),
+            is_seeded: true,
+            marks: Marks::seeded(point),
             home: before.home + 1,
             syncs: before.syncs,
             ..Self::new(storage, before.opening + 1)
         }
+    }
+
+    /// True if it is there by itself, without a host that has created it.
+    pub(crate) fn is_seeded(&self) -> bool {
+        self.is_seeded
     }
 
     /// The group, while it works.
@@ -283,10 +293,9 @@ impl World {
         let slot = &mut self.backup.groups[group];
         slot.storage.set_faults(slot.faults());
         let mut run = GroupRun::new(&plan.name, slot.storage.clone(), options, plan.past);
-        run.driver.seeded.clone_from(&slot.seeded);
         run.at(now, |state, driver| state.open(now, driver));
         let is_absent = run.state.group().is_none() && run.state.broken_because().is_none();
-        let was_there = slot.told_durable.entries().next().is_some() || slot.seeded.is_some();
+        let was_there = slot.told_durable.entries().next().is_some() || slot.is_seeded;
         slot.run = Some(run);
         check(!(is_absent && was_there), Checker::OpensAgain, || {
             format!("group {group} has vanished")
@@ -315,15 +324,17 @@ impl World {
             match seen {
                 Seen::Told(link, message) => self.is_told_policy(group, link, &message),
                 Seen::Waits(asker, wait) => self.order_waits(group, asker, &wait),
-                Seen::Answered(asker, answer) => self.order_answered(group, asker, answer)?,
+                Seen::Answered(asker, answer @ Answer::Recovered(_)) => {
+                    self.order_answered(group, asker, answer)?;
+                }
+                Seen::Answered(asker, answer) => self.mark_answered(group, asker, answer),
                 Seen::Left(connection) => self.backup.groups[group].said.lost(connection),
-                Seen::Opened { journaled, is_torn, seeded } => {
+                Seen::Opened { journaled, is_torn } => {
                     note!(self, "group {group} opens: {journaled} torn {is_torn}");
                     let slot = &mut self.backup.groups[group];
                     (slot.is_open, slot.opening) = (true, slot.opening + 1);
                     self.notice_recovery(group)?;
                     self.check_reopened(group, &journaled)?;
-                    self.holds_seeded(group, seeded)?;
                     self.probe(group)?;
                 }
                 Seen::Broke(reason) => {
@@ -404,6 +415,7 @@ impl World {
             (slot.syncing, slot.due_at_ns) = (None, None);
             slot.inbox.clear();
             has_hung_up.push(slot.operators.hang_up());
+            slot.marks.hang_up();
             slot.dying = false;
             slot.storage = if power {
                 slot.storage.crash(&mut || rng.chance(keep_percent, 100))
@@ -452,7 +464,6 @@ impl World {
         let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
         let run = slot.run.as_mut().expect("just begun");
-        run.driver.seeded.clone_from(&slot.seeded);
         run.driver.gone.clone_from(slot.operators.gone());
         run.state.begin_turn();
         while let Some(event) = self.backup.groups[group].inbox.pop_front() {
@@ -635,9 +646,7 @@ impl GroupSlot {
 
     /// The group is shut: everything in memory is gone.
     fn reset(&mut self) {
-        if std::mem::take(&mut self.is_open) {
-            self.notice_lost_pin();
-        }
+        self.is_open = false;
         self.forget_views();
         self.outputs.clear();
         self.writers.clear();

@@ -13,7 +13,8 @@ use tidelock_daemon_core::status::Undoes;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
-use tidelock_replica::group::{Known, Recovery};
+use tidelock_replica::group::Recovery;
+use tidelock_store::journal::MemberPolicy;
 
 /// Between two looks.
 const LOOK_NS: u64 = 50 * MS;
@@ -217,7 +218,7 @@ impl World {
         &self,
         group: usize,
         recovery: &Recovery,
-        policies: &BTreeMap<String, Known>,
+        policies: &BTreeMap<String, MemberPolicy>,
     ) -> Checked {
         let entries = recovery.writers.iter().enumerate();
         let cut: CountVector = entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();

@@ -29,6 +29,8 @@ pub enum Checker {
     OneEpoch,
     /// Rule 4: a group is recovered only while the operator who has ordered it waits for that.
     Ordered,
+    /// Rules 5 and 6: bookmarks and pins on record are there until they are taken out, and show what they showed.
+    Marks,
     /// Rule 4: no packet leaves without a lease.
     Lease,
     /// Rule 4: no packet leaves after a recovery, or once the lease is given up.
@@ -86,7 +88,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 37] = [
+    pub const ALL: [Checker; 38] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -98,6 +100,7 @@ impl Checker {
         Checker::AckDurable,
         Checker::OneEpoch,
         Checker::Ordered,
+        Checker::Marks,
         Checker::Lease,
         Checker::Fence,
         Checker::Switch,
@@ -147,6 +150,7 @@ impl Checker {
             Checker::AckDurable => "ack-durable",
             Checker::OneEpoch => "one-epoch",
             Checker::Ordered => "ordered",
+            Checker::Marks => "marks",
             Checker::Lease => "lease",
             Checker::Fence => "fence",
             Checker::Switch => "switch",

@@ -10,16 +10,12 @@ use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
 use tidelock_replica::connection::outbox::Outbox;
-use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, SEEDED};
+use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output};
 use tidelock_replica::group_loop::{Answer, Driver, GroupLoop, Job, Wait};
-use tidelock_replica::history::{Hold, Point};
 use tidelock_replica::manifest::Manifest;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
 use tidelock_store::journal::{self, SyncJob, TornTail};
-
-/// The pin of what was seeded, or why there is none, and whether that is no wonder.
-pub(crate) type Seeded = Result<(Point, Hold), (String, bool)>;
 
 /// An operator who has ordered something, by number.
 pub(crate) type Asker = u64;
@@ -28,7 +24,7 @@ pub(crate) type Asker = u64;
 #[derive(Debug)]
 pub(crate) enum Seen {
     /// The group was opened, with these records and, perhaps, a torn end.
-    Opened { journaled: CountVector, is_torn: bool, seeded: Option<Seeded> },
+    Opened { journaled: CountVector, is_torn: bool },
     /// It does not work.
     Broke(String),
     /// An order waits.
@@ -47,8 +43,6 @@ pub(crate) struct SlotDriver {
     /// For a group that is created: its writers have written up to here before it began.
     past: Seq,
     is_new: bool,
-    /// It was seeded, and this is pinned: it is held before the first fold.
-    pub(crate) seeded: Option<Point>,
     /// Operators who have gone away.
     pub(crate) gone: BTreeSet<Asker>,
     options: GroupOptions,
@@ -85,7 +79,6 @@ impl GroupRun {
             storage,
             past,
             is_new: false,
-            seeded: None,
             gone: BTreeSet::new(),
             options: options.clone(),
             now: Now::default(),
@@ -160,12 +153,8 @@ impl Driver for SlotDriver {
             self.give_past(group);
         }
         self.contiguous = group.state().journaled();
-        let seeded = self.seeded.clone().map(|point| match group.hold(&point, SEEDED) {
-            Ok(hold) => Ok((point, hold)),
-            Err(error) => Err((error.to_string(), group.broken().is_some() || !group.accepts())),
-        });
         let journaled = self.contiguous.clone();
-        self.seen.push_back(Seen::Opened { journaled, is_torn: torn.is_some(), seeded });
+        self.seen.push_back(Seen::Opened { journaled, is_torn: torn.is_some() });
     }
 
     fn broke(&mut self, reason: &str) {

@@ -8,12 +8,11 @@
 //! - rows that clients were told of, which every recovery must have for ever (`told-rows`);
 //! - the oracle, which begins with what was seeded, whole at the empty cut, and the first life of the new run, which is at the
 //!   backup when the comparison has ended: until then nothing but what was seeded can be shown, and nothing is recovered;
-//! - what was seeded stays a point in time, as long as its pin is there (`past`).
+//! - what was seeded stays a point in time, as long as its pin is there (`marks`).
 
 use crate::backup::{GroupSlot, options};
 use crate::failure::{Checked, Checker, fail};
 use crate::faults::Later;
-use crate::group_driver::Seeded;
 use crate::hearsay::Leaks;
 use crate::lan::Lan;
 use crate::oracle::WriterOracle;
@@ -25,9 +24,8 @@ use crate::world::{Vm, World, note};
 use std::io::{self, IoSlice};
 use tidelock_protocol::ids::{DiskId, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
-use tidelock_replica::group::{Group, SEEDED, SeededMember, seed, seeded_manifest};
+use tidelock_replica::group::{Group, SeededMember, seed, seeded_manifest};
 use tidelock_replica::history::Point;
-use tidelock_replica::travel::marks::{Kind, Mark, Marks};
 use tidelock_storage::forget;
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_storage::{Storage, StorageFile};
@@ -199,7 +197,7 @@ impl World {
             }
             let at = storage.ops() + self.rng.below(16);
             storage.set_faults(Faults { power_off_at: Some(at), ..Faults::default() });
-            let seeded = seed(&storage, &manifest, journal, now).is_ok();
+            let seeded = seed(&storage, &manifest, journal, now, true).is_ok();
             let rng = &mut self.rng;
             storage = storage.crash(&mut || rng.chance(1, 2));
             note!(self, "the power fails while group {group} is seeded, which it was: {seeded}");
@@ -208,22 +206,9 @@ impl World {
                 storage.remove("group.json").expect("in memory");
             }
         }
-        let seeded = seed(&storage, &manifest, journal, now);
-        let point = match seeded {
-            Ok(point) => point,
-            Err(error) => return failed(error.to_string()),
-        };
-        let mark = Mark {
-            kind: Kind::Pin,
-            point: point.clone(),
-            set_at_unix_ms: now,
-            expires_at_unix_ms: None,
-            asked_by: None,
-        };
-        let marks =
-            Marks::open(storage.clone()).and_then(|mut marks| marks.set(SEEDED, mark, true));
-        match marks {
-            Ok(_) => Ok((storage, point)),
+        let seeded = seed(&storage, &manifest, journal, now, true);
+        match seeded {
+            Ok(point) => Ok((storage, point)),
             Err(error) => failed(error.to_string()),
         }
     }
@@ -301,24 +286,6 @@ impl World {
         now.client.rows = before.client.rows;
         now.errors_one_in = before.errors_one_in;
         now.slow_factor = before.slow_factor;
-    }
-
-    /// The server has opened a group, and holds what was seeded.
-    pub(crate) fn holds_seeded(&mut self, group: usize, seeded: Option<Seeded>) -> Checked {
-        match seeded {
-            None => Ok(()),
-            Some(Ok((point, hold))) => {
-                self.backup.groups[group].hold(point, hold);
-                Ok(())
-            }
-            Some(Err((error, true))) => {
-                note!(self, "group {group}: what was seeded cannot be held now: {error}");
-                Ok(())
-            }
-            Some(Err((error, false))) => {
-                fail(Checker::Past, format!("group {group}: what was seeded is lost: {error}"))
-            }
-        }
     }
 }
 

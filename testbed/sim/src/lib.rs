@@ -53,6 +53,7 @@ pub mod local;
 pub mod logging;
 mod lying;
 mod lying_clients;
+mod marks;
 pub mod narrow;
 mod nbd;
 pub mod net;

@@ -196,7 +196,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     add_up!(
         sum, one,
         events writes packets merged ahead handed_over covered untagged past_queue idles floors faults daemon_runs probes
-        pins pasts rots recoveries homecomings switches handovers copies mapped_resyncs logged
+        pins pasts marks rots recoveries homecomings switches handovers copies mapped_resyncs logged
         overflows ceilings clean_starts cut_starts changes grown degrades returns narrow_returns heartbeats
         missed verified differing spoilt unreached unrecorded answered spilled gone_on torn stood
         returned
@@ -217,7 +217,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged ({} too far ahead), {} packets inside one host, {} covered, {} untagged ones held, {} packets past the queue, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed ({} grown), {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} verifications ({} have found something of {} bytes that were changed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
-         {} daemon runs ({} after a clean end, {} without power before their end), {} copies ({} of what a map named), {} recoveries ({} after a planned switch, {} protected again from there), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
+         {} daemon runs ({} after a clean end, {} without power before their end), {} copies ({} of what a map named), {} recoveries ({} after a planned switch, {} protected again from there), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} bookmarks and pins, {} damaged disks",
         failed.len(),
         done.seeds,
         c.events,
@@ -262,6 +262,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.probes,
         c.pins,
         c.pasts,
+        c.marks,
         c.rots
     );
 }

@@ -28,6 +28,12 @@ pub(crate) struct Operators {
 }
 
 impl Operators {
+    /// An operator who orders something.
+    pub(crate) fn newcomer(&mut self) -> Asker {
+        self.last += 1;
+        self.last
+    }
+
     /// Operators who have gone away.
     pub(crate) fn gone(&self) -> &BTreeSet<Asker> {
         &self.gone
@@ -60,8 +66,7 @@ impl World {
         };
         let primary_declared_dead = self.is_dead(group) && self.switch_rng.chance(1, 2);
         let slot = &mut self.backup.groups[group];
-        slot.operators.last += 1;
-        let asker = slot.operators.last;
+        let asker = slot.operators.newcomer();
         slot.operators.waits = Some((asker, primary_declared_dead));
         slot.operators.due = None;
         let order = Order::Recover { primary_declared_dead, point: None, accepts_damage: false };

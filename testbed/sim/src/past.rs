@@ -24,8 +24,8 @@ const VIEWS_MAX: usize = 3;
 /// A time that was asked for, and the answer.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    time: Hlc,
-    point: Point,
+    pub(crate) time: Hlc,
+    pub(crate) point: Point,
 }
 
 /// A view that stays open.
@@ -56,6 +56,7 @@ impl World {
         };
         let (oldest, newest) = (past.oldest_time(), past.newest_time());
         self.check_window(group, of)?;
+        self.check_marks(group, of)?;
         if self.rng.chance(1, 4) {
             self.ask_latest(group, of, &past, anew)?;
         }
@@ -122,6 +123,7 @@ impl World {
             if !anew {
                 continue;
             }
+            self.change_marks(group, of, &asked.point);
             let hold = past.hold(&asked.point, "the simulator");
             let (keep, replace) = (self.rng.chance(1, 4), self.rng.number() as usize);
             let slot = &mut self.backup.groups[group];
@@ -266,7 +268,7 @@ impl World {
     }
 
     /// The disks of a point, byte by byte.
-    fn check_views(
+    pub(crate) fn check_views(
         &mut self,
         group: usize,
         asked: &Asked,
@@ -326,9 +328,6 @@ impl World {
         }
         let nth = self.rng.index(self.backup.groups[group].held.len());
         let (asked, hold) = self.backup.groups[group].held.swap_remove(nth);
-        let slot = &mut self.backup.groups[group];
-        // Its pin goes, if it does not come back below.
-        let pinned = slot.seeded.take_if(|point| *point == asked.point);
         let Ok(past) = of.history() else { return Ok(()) };
         if hold.is_revoked() {
             note!(self, "group {group}: what was held at {} was given up", asked.time);
@@ -347,30 +346,14 @@ impl World {
                 return Ok(());
             }
         }
-        if self.rng.chance(2, 3) || pinned.is_some() && self.rng.chance(9, 10) {
+        if self.rng.chance(2, 3) {
             self.backup.groups[group].held.push((asked, hold));
-            let slot = &mut self.backup.groups[group];
-            slot.seeded = slot.seeded.take().or(pinned);
         }
         Ok(())
     }
 }
 
 impl GroupSlot {
-    /// A point is pinned.
-    pub(crate) fn hold(&mut self, point: Point, hold: Hold) {
-        self.held.push((Asked { time: point.hlc, point }, hold));
-    }
-
-    /// Whether what was seeded is held.
-    pub(crate) fn notice_lost_pin(&mut self) {
-        let is_held =
-            |(asked, hold): &Held| self.seeded.as_ref() == Some(&asked.point) && !hold.is_revoked();
-        if !self.held.iter().any(is_held) {
-            self.seeded = None;
-        }
-    }
-
     /// The server is gone, and with it what it held.
     pub(crate) fn forget_views(&mut self) {
         self.views.clear();

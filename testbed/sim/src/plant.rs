@@ -22,7 +22,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 75] = [
+pub const PLANTS: [(&str, Plant); 76] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -53,6 +53,7 @@ pub const PLANTS: [(&str, Plant); 75] = [
     ("waypoint-too-early", Plant::Production(Bug::WaypointTooEarly)),
     ("fold-passes-the-window", Plant::Production(Bug::FoldPassesTheWindow)),
     ("oldest-forgotten", Plant::Production(Bug::OldestForgotten)),
+    ("pins-not-held", Plant::Production(Bug::PinsNotHeld)),
     ("map-older-wins", Plant::Production(Bug::MapOlderWins)),
     ("map-keeps-void", Plant::Production(Bug::MapKeepsVoid)),
     ("image-not-verified", Plant::Production(Bug::ImageNotVerified)),

@@ -83,7 +83,7 @@ impl World {
         let mut copy = match Group::open(storage, now, options) {
             Ok(Some((copy, _))) => copy,
             Ok(None) => {
-                let seeded = self.backup.groups[group].seeded.is_some();
+                let seeded = self.backup.groups[group].is_seeded();
                 let told = told_durable.entries().next().is_some();
                 return check(!told && !seeded, Checker::AckDurable, || {
                     format!("after a crash there is no group {group}, told was {told_durable}")

@@ -119,8 +119,8 @@ fn comes_back(world: &mut World) -> Checked {
         for slot in &mut world.backup.groups {
             // A group that stops at its size waits for whoever holds a point.
             slot.forget_views();
-            slot.seeded = None;
         }
+        world.take_marks_out();
         // The answer costs more than a step.
         for _ in 0..64 {
             world.step()?;

@@ -261,6 +261,8 @@ pub struct Counts {
     pub pins: u64,
     /// States of the past, compared byte by byte.
     pub pasts: u64,
+    /// Bookmarks and pins that were set.
+    pub marks: u64,
     /// Copies of the backup's disk on which bytes were flipped, all that is left compared byte by byte.
     pub rots: u64,
     /// Recoveries of groups.

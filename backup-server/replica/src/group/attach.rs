@@ -17,8 +17,8 @@ use super::disks::{self, present};
 use super::durable::{Immediate, NotOnRecord, NotYet, OfDurable};
 use super::judging::{OnRecord, judge};
 use super::ownership;
-use super::{Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, WriterSlot, policies};
-use crate::manifest::{self, Manifest, Member};
+use super::{Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, WriterSlot};
+use crate::manifest::{Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
 use tidelock_cut::CutTracker;
@@ -315,6 +315,7 @@ impl<S: Storage> Group<S> {
             return Err((RefusalKind::Stopping, reason).into());
         }
         let judged = writing.map(|writing| self.judge_run(attach, writing)).transpose()?;
+        self.keep_machine(&attach.member, attach.machine.as_ref())?;
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
         self.may_have_lease(&attach.member);
@@ -574,7 +575,6 @@ impl<S: Storage> Group<S> {
     /// Keeps what the attachment says, durably, with images for new disks and of the new sizes. An image may be larger
     /// than its disk, if this is cut short.
     fn remember(&mut self, host: &str, attach: &Attach) -> Result<(), GroupError> {
-        self.remember_machine(&attach.member, attach.machine.as_ref())?;
         let mut manifest = self.manifest.clone();
         manifest.grace_ms = manifest.grace_ms.max(attach.grace_ms);
         match &attach.role {
@@ -627,45 +627,6 @@ impl<S: Storage> Group<S> {
         // It may have had no disks before.
         manifest.forget_followers();
         Ok(())
-    }
-
-    /// Machine descriptions have a budget for each group.
-    fn check_machine_budget(&self, member: &str, machine: Option<&Machine>) -> Result<(), Refusal> {
-        let Some(machine) = machine else { return Ok(()) };
-        let left = limits::MACHINES_MAX_BYTES.saturating_sub(manifest::machine_bytes(machine));
-        let others = || manifest::machines_bytes_but(&self.storage, member);
-        let fits = || -> Result<bool, FileError> {
-            if others()? <= left {
-                return Ok(true);
-            }
-            let Manifest { writers, followers, .. } = &self.manifest;
-            manifest::forget_machines(&self.storage, |name| {
-                writers.iter().any(|writer| writer == name) || followers.contains_key(name)
-            })?;
-            Ok(others()? <= left)
-        };
-        match fits() {
-            Ok(true) => Ok(()),
-            Ok(false) => refuse(
-                RefusalKind::Quota,
-                format!(
-                    "the machine descriptions of group {} together are larger than {}: make them smaller",
-                    self.manifest.group,
-                    crate::text::bytes(limits::MACHINES_MAX_BYTES)
-                ),
-            ),
-            Err(error) => refuse(RefusalKind::Stopping, error.to_string()),
-        }
-    }
-
-    fn remember_machine(&self, member: &str, machine: Option<&Machine>) -> Result<(), FileError> {
-        let Some(machine) = machine else { return Ok(()) };
-        if manifest::read_machine(&self.storage, member)
-            .is_ok_and(|kept| kept.described.as_ref() == Some(machine))
-        {
-            return Ok(());
-        }
-        manifest::write_machine(&self.storage, member, machine)
     }
 
     /// What the host's disks hold, and what it may have known, is not certain. In a resync C stands
@@ -742,15 +703,12 @@ fn holds_data<S: Storage>(storage: &S, options: journal::Options) -> io::Result<
 
 /// Empties a directory in which a group was begun and never came to be.
 fn clear<S: Storage>(storage: &S) -> io::Result<()> {
-    for dir in [JOURNAL_DIR, "images", "machines"] {
+    for dir in [JOURNAL_DIR, "images"] {
         storage.create_dir(dir)?;
         for name in storage.list(dir)? {
             storage.remove(&tidelock_storage::join(dir, &name))?;
         }
         storage.sync_dir(dir)?;
-    }
-    if tidelock_storage::read_all(storage, policies::FILE)?.is_some() {
-        storage.remove(policies::FILE)?;
     }
     storage.sync_dir("")
 }

@@ -13,7 +13,7 @@
 //!   before them.
 //! - While a sync runs everything else goes on: what is appended meanwhile is of the next one.
 
-use super::{Group, Link, Output};
+use super::{ConnectionId, Group, Link, Output};
 use std::collections::VecDeque;
 use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::message::{
@@ -43,9 +43,6 @@ pub(super) enum Immediate {
     /// Other members' word, which they give again after a restart of this server.
     SwitchAwaits(Vec<String>),
     Unheard,
-    /// From the file of the policies, which is on stable storage when it is written.
-    PolicyKept(Policy),
-    ServesUnreachedKept(bool),
 }
 
 impl From<Immediate> for Message {
@@ -57,8 +54,6 @@ impl From<Immediate> for Message {
             Immediate::TagTerms(terms) => Message::TagTerms(terms),
             Immediate::SwitchAwaits(members) => Message::SwitchAwaits { members },
             Immediate::Unheard => Message::Unheard,
-            Immediate::PolicyKept(policy) => Message::PolicyKept(policy),
-            Immediate::ServesUnreachedKept(serves) => Message::ServesUnreachedKept { serves },
         }
     }
 }
@@ -70,6 +65,8 @@ pub(super) enum OfDurable {
     /// Everything that was to be put on record for it is.
     Attached(Attached),
     LeaseGivenUp(CountVector),
+    PolicyKept(Policy),
+    ServesUnreachedKept(bool),
 }
 
 impl From<OfDurable> for Message {
@@ -78,6 +75,8 @@ impl From<OfDurable> for Message {
             OfDurable::Progress(progress) => Message::Progress(progress),
             OfDurable::Attached(attached) => Message::Attached(attached),
             OfDurable::LeaseGivenUp(committed) => Message::LeaseGivenUp { committed },
+            OfDurable::PolicyKept(policy) => Message::PolicyKept(policy),
+            OfDurable::ServesUnreachedKept(serves) => Message::ServesUnreachedKept { serves },
         }
     }
 }
@@ -101,6 +100,18 @@ impl Outputs {
     /// The attachment on this link is over: nothing that waits is for the next one.
     pub(super) fn forget(&mut self, link: Link, durable: &Durable) {
         self.0.retain(|(of, behind)| *of != link || durable.covers(behind.ticket()));
+    }
+
+    /// The connection is gone.
+    pub(super) fn forget_connection(&mut self, connection: ConnectionId, durable: &Durable) {
+        let is_of = |link: &Link| link.connection == connection;
+        self.0.retain(|(link, behind)| !is_of(link) || durable.covers(behind.ticket()));
+    }
+
+    /// Number of a link's answers that are not durable.
+    pub(super) fn waiting_of(&self, link: Link, durable: &Durable) -> usize {
+        let waits = |behind: &Behind<_>| !durable.covers(behind.ticket());
+        self.0.iter().filter(|(of, behind)| *of == link && waits(behind)).count()
     }
 
     fn forget_all(&mut self, durable: &Durable) {
@@ -211,7 +222,7 @@ impl<S: Storage> Group<S> {
 
     /// Checks what a host or an operator acts on: a server that dies must not forget it. Says why it cannot be put
     /// on record, or that it is not yet.
-    pub(super) fn check_on_record(&self, ticket: Ticket) -> Result<(), NotOnRecord> {
+    pub(crate) fn check_on_record(&self, ticket: Ticket) -> Result<(), NotOnRecord> {
         if let Some(reason) = self.broken.clone() {
             return Err(NotOnRecord::Cannot(reason));
         }
@@ -250,11 +261,6 @@ impl<S: Storage> Group<S> {
     /// Writes what was received. It is durable after the next sync.
     pub fn write(&mut self) {
         if self.broken.is_some() || self.journal.staged_bytes() == 0 {
-            return;
-        }
-        // Anything said before these records is on record before they are.
-        self.keep_unkept();
-        if self.broken.is_some() {
             return;
         }
         match self.write_staged() {
@@ -320,6 +326,7 @@ impl<S: Storage> Group<S> {
         }
         self.has_room();
         self.note_durable(state, &durable, waypoint);
+        self.tell_policies_on_record();
         if let Err(error) = self.finish_recovery() {
             return self.break_down(&error);
         }
@@ -349,6 +356,7 @@ impl<S: Storage> Group<S> {
         if has_changed {
             self.has_become_void();
         }
+        self.release_pins();
     }
 
     /// Makes everything received durable, on a disk whose syncs are waited for, and acknowledges it. Not while a sync
@@ -366,7 +374,7 @@ impl<S: Storage> Group<S> {
 
 /// The reason why something is not on record.
 #[derive(Debug)]
-pub(super) enum NotOnRecord {
+pub(crate) enum NotOnRecord {
     NotYet(NotYet),
     Cannot(String),
 }

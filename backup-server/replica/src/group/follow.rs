@@ -18,9 +18,9 @@ impl<S: Storage> Group<S> {
     }
 
     /// A frame of a follower, or of a link that has ended: that is dropped.
-    pub(super) fn receive_follower(&mut self, now: Now, link: Link, frame: Frame) {
+    pub(super) fn receive_follower(&mut self, now: Now, link: Link, frame: Frame) -> Option<Frame> {
         if !self.followers.iter().any(|follower| follower.link == link) {
-            return;
+            return None;
         }
         match frame {
             Frame::Control(_, Message::Beacon { sent_at }) => self.beacon(now, link, sent_at),
@@ -40,6 +40,11 @@ impl<S: Storage> Group<S> {
             Frame::Control(_, Message::ReadyToSwitch { ready }) => {
                 self.ready_to_switch(link, ready);
             }
+            Frame::Control(_, Message::Policy(_) | Message::ServesUnreached { .. })
+                if !self.takes_policies(link) =>
+            {
+                return Some(frame);
+            }
             Frame::Control(_, Message::Policy(policy)) => self.policy(now, link, policy),
             Frame::Control(_, Message::ServesUnreached { serves }) => {
                 self.serves_unreached(link, serves);
@@ -51,5 +56,6 @@ impl<S: Storage> Group<S> {
                 self.end_link(link, RefusalKind::Invalid, reason);
             }
         }
+        None
     }
 }

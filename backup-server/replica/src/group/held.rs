@@ -41,8 +41,6 @@ impl Held {
 pub(super) struct HeldUntil {
     /// Of links on which nothing was said yet of what the member does.
     attached_at: BTreeMap<Link, MonoNanos>,
-    /// Of links on which it has said that its gate is open, and there was no room for that.
-    open: BTreeMap<Link, MonoNanos>,
     members: BTreeMap<String, Held>,
 }
 
@@ -50,35 +48,20 @@ impl HeldUntil {
     /// A member is told that it is attached. These links go on being attached.
     pub(super) fn is_attached(&mut self, now: MonoNanos, link: Link, links: &[Link]) {
         self.attached_at.retain(|other, _| links.contains(other));
-        self.open.retain(|other, _| links.contains(other) && *other != link);
         self.attached_at.insert(link, now);
     }
 
-    /// It says what it does without us, after it was told so: that it holds, or what could be put on record.
+    /// The host says its policy for the time without this server, after it was told so. While that is not to hold,
+    /// nobody asks until when it held.
     pub(super) fn says_policy(&mut self, member: &str, link: Link) {
-        let first = self.attached_at.remove(&link);
-        let Some(attached_at) = first.or(self.open.remove(&link)) else { return };
+        let Some(attached_at) = self.attached_at.remove(&link) else { return };
         if !self.is_of(member, link) {
             self.members.insert(member.to_owned(), Held { link, attached_at, last: None });
         }
     }
 
-    /// It says that its gate is open, and that could not be put on record: until it says something else its beacons do not
-    /// say that it holds.
-    pub(super) fn says_it_is_open(&mut self, member: &str, link: Link) {
-        let before = self.is_of(member, link).then(|| self.members[member].attached_at);
-        if let Some(attached_at) = self.attached_at.remove(&link).or(before) {
-            self.open.insert(link, attached_at);
-        }
-    }
-
     fn is_of(&self, member: &str, link: Link) -> bool {
         self.members.get(member).is_some_and(|held| held.link == link)
-    }
-
-    /// Whether it has said so.
-    pub(super) fn is_open(&self, link: Link) -> bool {
-        self.open.contains_key(&link)
     }
 
     /// Whether a member that is attached has said what it does: until then it may be in mode async.
@@ -88,9 +71,6 @@ impl HeldUntil {
 
     /// A beacon of it, sent then by its host's clock, comes now.
     pub(super) fn beacon(&mut self, now: MonoNanos, member: &str, link: Link, sent_at: MonoNanos) {
-        if self.is_open(link) {
-            return;
-        }
         let Some(held) = self.members.get_mut(member).filter(|held| held.link == link) else {
             return;
         };
@@ -136,28 +116,6 @@ mod tests {
         assert_eq!(held.at("a"), Some(MonoNanos(2_000 * MS)), "not on this link");
         held.says_policy("a", link(3));
         assert_eq!(held.at("a"), Some(MonoNanos(9_500 * MS)));
-    }
-
-    #[test]
-    fn who_says_that_it_is_open_does_not_hold_although_there_was_no_room_for_that() {
-        let mut held = HeldUntil::default();
-        held.is_attached(MonoNanos(1_000 * MS), link(1), &[]);
-        held.says_policy("a", link(1));
-        held.beacon(MonoNanos(1_010 * MS), "a", link(1), MonoNanos(5 * MS));
-        held.beacon(MonoNanos(2_000 * MS), "a", link(1), MonoNanos(505 * MS));
-        held.says_it_is_open("a", link(1));
-        assert!(held.is_open(link(1)) && held.has_said(link(1)));
-        held.beacon(MonoNanos(4_000 * MS), "a", link(1), MonoNanos(2_505 * MS));
-        assert_eq!(held.at("a"), Some(MonoNanos(1_500 * MS)), "when it held last");
-        held.is_attached(MonoNanos(5_000 * MS), link(2), &[]);
-        held.says_it_is_open("a", link(2));
-        held.beacon(MonoNanos(5_010 * MS), "a", link(2), MonoNanos(5 * MS));
-        assert_eq!(held.at("a"), Some(MonoNanos(1_500 * MS)), "also on another link");
-        held.says_policy("a", link(2));
-        assert!(!held.is_open(link(2)));
-        held.beacon(MonoNanos(9_000 * MS), "a", link(2), MonoNanos(905 * MS));
-        held.beacon(MonoNanos(9_100 * MS), "a", link(2), MonoNanos(1_005 * MS));
-        assert_eq!(held.at("a"), Some(MonoNanos(5_100 * MS)), "it holds again");
     }
 
     proptest! {

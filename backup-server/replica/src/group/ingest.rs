@@ -29,8 +29,7 @@ impl<S: Storage> Group<S> {
         let attached = self.slots.iter().position(|slot| slot.link == Some(link));
         let Some(i) = attached.or_else(|| self.named_in(&frame)) else {
             // A follower, or what a connection that was just refused or superseded had under way.
-            self.receive_follower(now, link, frame);
-            return None;
+            return self.receive_follower(now, link, frame);
         };
         match frame {
             Frame::Record(..) | Frame::Part(..) if !self.accepts() => Some(frame),
@@ -161,6 +160,9 @@ impl<S: Storage> Group<S> {
             }
             Message::DigestCheck { .. } => return self.digest_check(i, link, message),
             Message::ZeroCheck { .. } => return self.zero_check(i, link, message),
+            Message::Policy(_) | Message::ServesUnreached { .. } if !self.takes_policies(link) => {
+                return Some(message);
+            }
             Message::Policy(policy) => self.policy(now, link, policy),
             Message::ServesUnreached { serves } => self.serves_unreached(link, serves),
             Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
@@ -377,6 +379,7 @@ impl<S: Storage> Group<S> {
         }
         self.followers.retain(|follower| follower.link.connection != connection);
         self.fenced.retain(|link| link.connection != connection);
+        self.outputs.forget_connection(connection, &self.journal.durable());
         self.readiness_ends();
     }
 

@@ -37,6 +37,8 @@ mod indexing;
 mod ingest;
 mod judging;
 mod left_out;
+mod machines;
+mod marks;
 mod ownership;
 mod parts;
 mod past;
@@ -58,12 +60,14 @@ pub use attach::GroupCreateError;
 pub use compressing::CompressedStatus;
 pub use covering::Covered;
 pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
+pub(crate) use durable::NotOnRecord;
 pub use durable::NotYet;
 pub use left_out::{HeldBackBy, RecoveryWriter};
+pub use machines::ApproveError;
+pub use marks::{MarkError, NamedMark};
 pub use ownership::{MoveError, Moved};
 pub use parts::PartsMemory;
 pub use past::PastStatus;
-pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, RecoverHow, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use scrub::{ScrubDone, ScrubJob, ScrubStatus};
@@ -352,7 +356,6 @@ pub struct Group<S: Storage> {
     storage: S,
     options: GroupOptions,
     manifest: Manifest,
-    policies: policies::Policies,
     journal: Journal<S>,
     commit: GroupCommit,
     cut: CutTracker,
@@ -401,6 +404,11 @@ pub struct Group<S: Storage> {
     durable_state: State,
     /// The ticket of the last change of the group's shape.
     shaped_at: Ticket,
+    /// The ticket of the last note on each member's policy, if it may not be durable.
+    policies_noted: BTreeMap<String, Ticket>,
+    /// The same of each member's machine.
+    machines_noted: BTreeMap<String, Ticket>,
+    pins: marks::Pins,
     /// A sync that runs.
     in_flight: Option<durable::InFlight>,
     /// Consequences once something is durable, by member.
@@ -518,7 +526,6 @@ impl<S: Storage> Group<S> {
             asked: Vec::new(),
             covering: Vec::new(),
             for_everyone: None,
-            policies: policies::Policies::read(&storage)?,
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),
@@ -547,6 +554,9 @@ impl<S: Storage> Group<S> {
             broken: None,
             durable_state: State::default(),
             shaped_at: shaped_at.ticket(),
+            policies_noted: BTreeMap::new(),
+            machines_noted: BTreeMap::new(),
+            pins: marks::Pins::default(),
             in_flight: None,
             later: VecDeque::new(),
             promoted: false,
@@ -561,6 +571,7 @@ impl<S: Storage> Group<S> {
             group.promoted = true;
             group.overlay()?;
         }
+        group.hold_pins();
         Ok(group)
     }
 
@@ -798,6 +809,7 @@ impl<S: Storage> Group<S> {
         }
         self.stall = Some(stall);
         self.tell_stall();
+        self.tell_policies_on_record();
     }
 
     fn stall_reason(&self) -> Option<String> {

@@ -139,7 +139,7 @@ impl<S: Storage> Group<S> {
         }
         let waypoint = Waypoint {
             offset: at.offset,
-            state: before,
+            state: before.without_names(),
             at: state.newest_effective(),
             cut: cut.cut().clone(),
             arrived_ms: state.arrived_ms,
@@ -180,8 +180,8 @@ impl<S: Storage> Group<S> {
         })
     }
 
-    /// Keeps a point that was found before, perhaps by an earlier run: to be called for each pin
-    /// when the group was opened, before the first [`Group::fold_job`].
+    /// Keeps a point that was found before, perhaps by an earlier run: to be called right after the group was opened,
+    /// before the first [`Group::fold_job`].
     pub fn hold(&mut self, point: &Point, why: &str) -> Result<Hold, PastError> {
         let history = self.history()?;
         let located = history.locate(point)?;

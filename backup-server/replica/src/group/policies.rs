@@ -1,118 +1,38 @@
-//! What members do when this server cannot be reached, kept durably for the day on which it matters:
-//! `policies.json` beside the group's journal.
+//! Policies of members for the time when this server cannot be reached, kept durably for that day: notes of the
+//! journal ([`MemberPolicy`]), in one order with the records.
 //!
 //! A host whose policy is `async after T` opens its gate without a lease, so a recovery must know of it:
 //! clients may have seen what the cut does not have, and the old primary may go on answering until it
 //! hears of the new epoch. Invariant: a host is told that its policy is kept only when it is on stable
 //! storage, and it neither asks for a lease nor degrades before.
 //!
+//! Without room a host is told at once what of it is on stable storage, and holds by that; what it has said waits with
+//! the records that came after it, and a recovery puts it on record in the reserve's room.
+//!
 //! In the same way it is kept whether a start of a host's daemon that does not reach this server serves guests all the
 //! same: such a host needs no lease either, also after it has left.
 //!
-//! The same file says who of the group is in mode async. Such a member tells others what no tag names
-//! (`docs/causality.md`, section 5), so whoever attaches while that lasts, or may last, is told
-//! ([`Unheard`](tidelock_protocol::message::Message::Unheard)) and asks for a floor before anything of it leaves.
+//! A member in mode async tells others what no tag names (`docs/causality.md`, section 5), so whoever attaches while
+//! that lasts, or may last, is told ([`Unheard`](tidelock_protocol::message::Message::Unheard)) and asks for a floor
+//! before anything of it leaves.
 
-use super::durable::Immediate;
-use super::{Group, Link, Now};
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use super::durable::{Immediate, OfDurable};
+use super::{Group, Link, Now, Output};
+use crate::manifest::is_of;
+use std::collections::{BTreeMap, BTreeSet};
 use tidelock_planted::Bug;
-use tidelock_protocol::ids::{Epoch, WriterId};
-use tidelock_protocol::message::{Mode, Policy};
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::limits::RECORD_MAX_BYTES;
+use tidelock_protocol::message::{Mode, Policy, RefusalKind};
 use tidelock_storage::Storage;
-use tidelock_storage::json::{self, FileError};
-use tidelock_store::FORMAT;
-use tidelock_store::journal::Standing;
+use tidelock_store::journal::{
+    BATCH_TARGET_BYTES, Exposure, MemberPolicy, NAMES_MAX, Note, Standing, StateError,
+};
 
-pub(super) const FILE: &str = "policies.json";
-
-/// What is known of one member.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Known {
-    /// The mode in force, as it said last.
-    pub mode: Mode,
-    /// Since when at the earliest, by this server's wall clock in milliseconds since the Unix epoch; 0: nobody knows.
-    pub mode_since_unix_ms: u64,
-    /// Its gate opens when something has waited so long for this server, in milliseconds; `None`: never.
-    pub after_ms: Option<u64>,
-    /// It has said that its gate was opened then, by its own wall clock in milliseconds since the Unix
-    /// epoch, and not that this is over.
-    pub degraded_since_unix_ms: Option<u64>,
-    /// Its last run has ended with everything committed.
-    pub has_left: bool,
-    /// A run of it that has not reached this server answers clients.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub serves_unreached: bool,
-}
-
-impl Known {
-    fn policy(&self) -> Policy {
-        let Self { mode, after_ms, degraded_since_unix_ms, .. } = *self;
-        Policy { mode, after_ms, degraded_since_unix_ms }
-    }
-}
-
-/// What clients of a member may have seen that a recovery does not have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exposure {
-    /// The member.
-    pub member: String,
-    /// The host that attached it last.
-    pub host: String,
-    /// The policy of its group there, in milliseconds; `None`: it holds, or what is known is that it was in mode async.
-    pub after_ms: Option<u64>,
-    /// The host has said that it does not hold. If not, it may have begun since it sent what was heard last.
-    pub is_known: bool,
-    /// Since when at the earliest, in milliseconds since the Unix epoch: by the host's wall clock if it is
-    /// known to have degraded, else by this server's. If the server was started since the host was heard
-    /// last, it is the time of the member's last record, as far as the hosts' clocks are right. `None`: nobody
-    /// knows.
-    pub since_unix_ms: Option<u64>,
-    /// It answers clients also if it was started and has not reached this server, or after its gate was removed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub serves_unreached: bool,
-}
-
-/// The file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Policies {
-    format: u32,
-    members: BTreeMap<String, Known>,
-    /// What was said since, and there was no room for. It is tried again before anything that came after it is durable: who is
-    /// not on record as degraded has held when it sent its last record.
-    #[serde(skip)]
-    unkept: BTreeMap<String, Known>,
-    /// What was found out when the group was recovered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    recovery: Option<AtRecovery>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AtRecovery {
-    epoch: Epoch,
-    exposed: Vec<Exposure>,
-}
-
-impl Default for Policies {
-    fn default() -> Self {
-        Self { format: FORMAT, members: BTreeMap::new(), unkept: BTreeMap::new(), recovery: None }
-    }
-}
-
-impl Policies {
-    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, FileError> {
-        Ok(json::read(storage, FILE, FORMAT)?.unwrap_or_default())
-    }
-
-    /// What a member has said last, also if it could not be kept.
-    fn said(&self, name: &str) -> Option<&Known> {
-        self.unkept.get(name).or_else(|| self.members.get(name))
-    }
-}
+/// Answers to one member that may wait for stable storage. What it says beyond them waits in the order of its link.
+const ANSWERS_MAX: usize = 16;
+/// A batch that the disk has no room for takes policies up to this. Notes that recoveries and attachments need still fit.
+const STAGED_MAX_BYTES: usize = BATCH_TARGET_BYTES + RECORD_MAX_BYTES as usize + (1 << 20);
 
 /// One member, as [`Group`] sees it beside its policy.
 struct Peer {
@@ -122,8 +42,6 @@ struct Peer {
     mode: Mode,
     /// It is attached, and has said since what it does.
     is_heard: bool,
-    /// It has said that its gate is open, and there was no room for that.
-    is_open: bool,
     has_left: bool,
     lease_ms: u64,
     /// The time of its last record, in milliseconds; 0: none.
@@ -131,10 +49,22 @@ struct Peer {
 }
 
 impl<S: Storage> Group<S> {
-    /// What each member has said that it does without this server.
+    /// Policies of members, as far as they are on stable storage.
     #[must_use]
-    pub fn policies(&self) -> &BTreeMap<String, Known> {
-        &self.policies.members
+    pub fn policies(&self) -> &BTreeMap<String, MemberPolicy> {
+        &self.durable_state.members.policies
+    }
+
+    /// The last word of a member, on stable storage or not.
+    fn said(&self, name: &str) -> Option<&MemberPolicy> {
+        self.journal.state().members.policies.get(name)
+    }
+
+    /// True if a member's word can be staged. If not, the member's frames wait.
+    pub(super) fn takes_policies(&self, link: Link) -> bool {
+        let has_room = || self.journal.staged_bytes() < STAGED_MAX_BYTES;
+        let answers = || self.outputs.waiting_of(link, &self.journal.durable());
+        self.broken.is_some() || has_room() && answers() < ANSWERS_MAX
     }
 
     /// A member says what it does without this server.
@@ -147,7 +77,7 @@ impl<S: Storage> Group<S> {
                 return self.implausible(link, &error);
             }
         }
-        let old = self.policies.said(&name);
+        let old = self.said(&name);
         let mode_since_unix_ms = match old {
             Some(old) if old.mode == policy.mode => old.mode_since_unix_ms,
             // This may come long after it was said.
@@ -155,7 +85,7 @@ impl<S: Storage> Group<S> {
             None => now.unix_ms,
         };
         let Policy { mode, after_ms, degraded_since_unix_ms } = policy;
-        let known = Known {
+        let known = MemberPolicy {
             mode,
             mode_since_unix_ms,
             after_ms,
@@ -164,19 +94,11 @@ impl<S: Storage> Group<S> {
             // It says that itself.
             serves_unreached: old.is_some_and(|old| old.serves_unreached),
         };
-        if !tidelock_planted::is(Bug::PolicyForgotten) {
-            self.keep_policy(&name, known);
+        let is_forgotten = tidelock_planted::is(Bug::PolicyForgotten);
+        if let Some(Err(error)) = (!is_forgotten).then(|| self.note_policy(&name, known)) {
+            return self.end_link(link, RefusalKind::Quota, error.to_string());
         }
-        let holds = mode != Mode::Async && degraded_since_unix_ms.is_none();
-        let is_on_record = self
-            .policies
-            .members
-            .get(&name)
-            .is_some_and(|known| known.policy() == policy && !known.has_left);
-        match holds || is_on_record {
-            true => self.held.says_policy(&name, link),
-            false => self.held.says_it_is_open(&name, link),
-        }
+        self.held.says_policy(&name, link);
         if self.broken.is_some() {
             return;
         }
@@ -188,73 +110,137 @@ impl<S: Storage> Group<S> {
         {
             self.say_now(link, Immediate::Unheard);
         }
-        let kept = match self.policies.members.get(&name) {
-            Some(_) if tidelock_planted::is(Bug::PolicyForgotten) => policy,
-            // What is on record does not count for who has left.
-            Some(known) if known.has_left => Policy::holding(Mode::Pipelined),
-            Some(known) => known.policy(),
-            None if tidelock_planted::is(Bug::PolicyForgotten) => policy,
-            // There was no room for its first word.
-            None => {
-                let peer = self.peers().into_iter().find(|peer| peer.name == name);
-                Policy::holding(peer.map_or(Mode::Pipelined, |peer| peer.mode))
-            }
-        };
-        self.say_now(link, Immediate::PolicyKept(kept));
+        if is_forgotten {
+            return self.say_of_durable(link, OfDurable::PolicyKept(policy));
+        }
+        if self.goes_by_record(&name) {
+            self.tell_policy_on_record(link, &name);
+        }
+        self.say_of_policy(link, &name, OfDurable::PolicyKept(policy));
     }
 
     /// A member says whether a start that does not reach this server serves its guest. It has said its policy.
     pub(super) fn serves_unreached(&mut self, link: Link, serves: bool) {
         let Some(name) = self.name_of_link(link) else { return };
-        if let Some(known) = self.policies.said(&name).cloned() {
-            self.keep_policy(&name, Known { serves_unreached: serves, ..known });
+        let Some(known) = self.said(&name).cloned() else {
+            return self.say_of_durable(link, OfDurable::ServesUnreachedKept(false));
+        };
+        let known = MemberPolicy { serves_unreached: serves, ..known };
+        if let Err(error) = self.note_policy(&name, known) {
+            return self.end_link(link, RefusalKind::Quota, error.to_string());
         }
-        if self.broken.is_none() {
-            let known = self.policies.members.get(&name);
-            let serves = known.is_some_and(|known| known.serves_unreached);
-            self.say_now(link, Immediate::ServesUnreachedKept(serves));
+        if self.broken.is_some() {
+            return;
         }
+        if self.goes_by_record(&name) {
+            let serves = self.serves_on_record(&name);
+            self.say_of_durable(link, OfDurable::ServesUnreachedKept(serves));
+        }
+        self.say_of_policy(link, &name, OfDurable::ServesUnreachedKept(serves));
     }
 
     /// A member has ended cleanly: nothing of it was let out that is not here.
     pub(super) fn policy_has_left(&mut self, name: &str) {
-        if let Some(mut known) = self.policies.said(name).cloned() {
-            known.has_left = true;
-            self.keep_policy(name, known);
+        if let Some(known) = self.said(name).cloned() {
+            let known = MemberPolicy { has_left: true, ..known };
+            self.note_policy(name, known).expect("it is known already");
         }
     }
 
-    /// Makes it durable. Without room the old one stays in force, and the host hears so.
-    fn keep_policy(&mut self, name: &str, known: Known) {
-        let mut policies = self.policies.clone();
-        policies.unkept.remove(name);
-        policies.members.insert(name.to_owned(), known.clone());
-        if policies == self.policies {
-            return;
+    /// Puts it into the journal if it is not the last word there.
+    fn note_policy(&mut self, name: &str, known: MemberPolicy) -> Result<(), StateError> {
+        if self.said(name) == Some(&known) {
+            return Ok(());
         }
-        match json::write(&self.storage, "", FILE, &policies) {
-            Ok(()) => self.policies = policies,
-            Err(error) if error.is_full() => {
-                self.policies.unkept.insert(name.to_owned(), known);
-            }
-            Err(error) => self.break_down(&error.into()),
+        let note = Note::Policy { member: name.to_owned(), policy: Some(known) };
+        if self.stage_of_member(&note).is_err() {
+            // The manifest may be of another moment than the journal.
+            self.forget_strangers();
+            self.stage_of_member(&note)?;
+        }
+        let durable = self.journal.durable();
+        self.policies_noted.retain(|_, ticket| !durable.covers(*ticket));
+        self.policies_noted.insert(name.to_owned(), self.journal.ticket());
+        Ok(())
+    }
+
+    pub(super) fn stage_of_member(&mut self, note: &Note) -> Result<(), StateError> {
+        self.journal.stage_note(note)?;
+        if self.journal.staged_bytes() >= BATCH_TARGET_BYTES && !self.is_stuck() {
+            self.write();
+        }
+        Ok(())
+    }
+
+    /// Forgets what is known of members that are none any more.
+    pub(super) fn forget_strangers(&mut self) {
+        let state = self.journal.state();
+        let removed =
+            |i: usize| state.writers.get(i).is_some_and(|of| of.standing == Standing::Removed);
+        let writers = self.manifest.writers.iter().enumerate();
+        let writers = writers.filter(|(i, _)| !removed(*i)).map(|(_, name)| name);
+        let members: BTreeSet<_> = writers.chain(self.manifest.followers.keys()).collect();
+        // A member without disks that is about to attach may have its machine on record first.
+        let is_named = |name: &str| self.manifest.peers.iter().any(|peer| is_of(peer, name));
+        let is_to_come = |name: &String| !self.manifest.writers.contains(name) && is_named(name);
+        let is_member = |name: &String| members.contains(name) || is_to_come(name);
+        let policies = state.members.policies.keys().filter(|name| !is_member(name));
+        let policies = policies.map(|of| Note::Policy { member: of.clone(), policy: None });
+        let machines = state.members.machines.keys().filter(|name| !is_member(name));
+        let machines = machines.map(|of| Note::Machine { member: of.clone(), machine: None });
+        for note in policies.chain(machines).collect::<Vec<_>>() {
+            self.stage_of_member(&note).expect("what is forgotten needs no room");
         }
     }
 
-    /// There may be room by now for what was said before the records that are to become durable.
-    pub(super) fn keep_unkept(&mut self) {
-        for (name, known) in self.policies.unkept.clone() {
-            self.keep_policy(&name, known);
-            if self.broken.is_some() || self.policies.unkept.contains_key(&name) {
-                return;
+    /// True if all that a member has said is on stable storage.
+    fn is_policy_on_record(&self, name: &str) -> bool {
+        self.policies_noted.get(name).is_none_or(|ticket| self.is_durable(*ticket))
+    }
+
+    /// Answers a member's word once all of it is on stable storage: at once, if it is.
+    fn say_of_policy(&mut self, link: Link, name: &str, message: OfDurable) {
+        match self.is_policy_on_record(name) {
+            true => self.say_of_durable(link, message),
+            false => self.say(Output::Send(link, message.into())),
+        }
+    }
+
+    /// True if a member goes by what is on stable storage, because there is no room for all of its word. Nothing but that
+    /// and its last word can be found after a crash: all that is not durable is in one batch.
+    fn goes_by_record(&self, name: &str) -> bool {
+        self.is_stuck() && !self.journal.is_unreported() && !self.is_policy_on_record(name)
+    }
+
+    fn tell_policy_on_record(&mut self, link: Link, name: &str) {
+        let kept = match self.policies().get(name) {
+            // A policy on record does not count for a member that has left.
+            Some(known) if known.has_left => Policy::holding(Mode::Pipelined),
+            Some(known) => known.policy(),
+            // No room for its first word.
+            None => {
+                let peer = self.peers().into_iter().find(|peer| peer.name == name);
+                Policy::holding(peer.map_or(Mode::Pipelined, |peer| peer.mode))
             }
-            let kept = self.policies.members[&name].clone();
-            let mut links = self.all_links().into_iter();
-            let link = links.find(|link| self.name_of_link(*link).as_ref() == Some(&name));
-            // Who has come back since has something to say for itself.
-            if let Some(link) = link.filter(|link| self.held.has_said(*link) && !kept.has_left) {
-                self.held.says_policy(&name, link);
-                self.say_now(link, Immediate::PolicyKept(kept.policy()));
+        };
+        self.say_of_durable(link, OfDurable::PolicyKept(kept));
+    }
+
+    fn serves_on_record(&self, name: &str) -> bool {
+        self.policies().get(name).is_some_and(|known| known.serves_unreached)
+    }
+
+    /// Called when there may be no room: whoever waits to hear that its word is kept goes by what is on stable storage.
+    pub(super) fn tell_policies_on_record(&mut self) {
+        for link in self.all_links() {
+            let Some(name) = self.name_of_link(link) else { continue };
+            if !self.held.has_said(link) || !self.goes_by_record(&name) {
+                continue;
+            }
+            self.tell_policy_on_record(link, &name);
+            let serves = self.serves_on_record(&name);
+            if self.said(&name).is_some_and(|said| said.serves_unreached != serves) {
+                self.say_of_durable(link, OfDurable::ServesUnreachedKept(serves));
             }
         }
     }
@@ -278,7 +264,6 @@ impl<S: Storage> Group<S> {
                 host: member.host.clone(),
                 mode: member.mode,
                 is_heard: self.slots[i].link.is_some_and(|link| self.held.has_said(link)),
-                is_open: self.slots[i].link.is_some_and(|link| self.held.is_open(link)),
                 has_left: self.slots[i].has_left,
                 lease_ms: member.lease_ms,
                 last_record_ms: of.hlc.physical_ms(),
@@ -293,7 +278,6 @@ impl<S: Storage> Group<S> {
             host: host.clone(),
             mode: Mode::Pipelined,
             is_heard: link_of(name).is_some_and(|link| self.held.has_said(link)),
-            is_open: link_of(name).is_some_and(|link| self.held.is_open(link)),
             has_left: false,
             lease_ms: lease_max_ms,
             last_record_ms: 0,
@@ -305,10 +289,10 @@ impl<S: Storage> Group<S> {
     /// its gate since, and one that has just come back may not have said so yet.
     fn others_may_be_async(&self, name: &str) -> bool {
         self.peers().iter().filter(|peer| peer.name != name).any(|peer| {
-            let known = self.policies.said(&peer.name);
+            let known = self.said(&peer.name);
             let is_async = known.map_or(peer.mode, |known| known.mode) == Mode::Async;
             if peer.is_heard {
-                return is_async || peer.is_open;
+                return is_async;
             }
             let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
             !has_left && (is_async || known.is_some_and(|known| known.after_ms.is_some()))
@@ -318,26 +302,8 @@ impl<S: Storage> Group<S> {
     /// What clients may have seen that a recovery now does not have.
     #[must_use]
     pub fn exposed(&self, now: Now) -> Vec<Exposure> {
-        self.exposed_as_of(Some(now))
-    }
-
-    /// What the recovery with this epoch has said. It may have been put on record without this: then it is
-    /// what members had said last, because nothing of them was heard since.
-    pub(super) fn exposed_at(&self, epoch: Epoch) -> Vec<Exposure> {
-        match self.policies.recovery.as_ref().filter(|recovery| recovery.epoch == epoch) {
-            Some(recovery) => recovery.exposed.clone(),
-            None => {
-                let mut exposed = self.exposed_as_of(None);
-                exposed.retain(|of| self.policies.members.contains_key(&of.member));
-                exposed
-            }
-        }
-    }
-
-    /// `None`: by what is on stable storage alone.
-    fn exposed_as_of(&self, now: Option<Now>) -> Vec<Exposure> {
         let exposed = self.peers().into_iter().filter_map(|peer| {
-            let known = self.policies.said(&peer.name);
+            let known = self.said(&peer.name);
             let mode = known.map_or(peer.mode, |known| known.mode);
             let (after_ms, degraded) =
                 known.map_or((None, None), |known| (known.after_ms, known.degraded_since_unix_ms));
@@ -367,12 +333,12 @@ impl<S: Storage> Group<S> {
                 serves_unreached,
             })
         });
-        exposed.collect()
+        exposed.take(NAMES_MAX).collect()
     }
 
     /// When the member certainly held, by this server's wall clock, or by the time of its last record.
-    fn held_until_unix_ms(&self, peer: &Peer, now: Option<Now>) -> Option<u64> {
-        let held = now.and_then(|now| self.held_at_unix_ms(&peer.name, now));
+    fn held_until_unix_ms(&self, peer: &Peer, now: Now) -> Option<u64> {
+        let held = self.held_at_unix_ms(&peer.name, now);
         // The server has been started since.
         held.or(Some(peer.last_record_ms).filter(|ms| *ms > 0))
     }
@@ -381,13 +347,5 @@ impl<S: Storage> Group<S> {
     fn held_at_unix_ms(&self, name: &str, now: Now) -> Option<u64> {
         let ago_ms = now.mono.since_ns(self.held.at(name)?).div_ceil(1_000_000);
         Some(now.unix_ms.saturating_sub(ago_ms))
-    }
-
-    /// Before the recovery of this epoch: what it will have to say.
-    pub(super) fn remember_exposed(&mut self, epoch: Epoch, now: Now) {
-        let exposed = self.exposed(now);
-        self.policies.recovery = Some(AtRecovery { epoch, exposed });
-        // No recovery fails for want of a file. If the disk does, the journal will tell.
-        let _ = json::write(&self.storage, "", FILE, &self.policies);
     }
 }

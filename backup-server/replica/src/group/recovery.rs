@@ -2,7 +2,7 @@
 
 use super::left_out::RecoveryWriter;
 use super::parts::Gathered;
-use super::{Exposure, Group, GroupError, Now};
+use super::{Group, GroupError, Now};
 use crate::history::{Hold, PastError, Point};
 use crate::manifest::Member;
 use crate::text;
@@ -20,7 +20,7 @@ use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::extents::DiskKey;
 use tidelock_store::journal::{
-    BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError, Ticket,
+    BATCH_TARGET_BYTES, EpochStart, Exposure, Note, Shape, Standing, StateError, Ticket,
 };
 use tidelock_store::view::View;
 
@@ -200,7 +200,7 @@ impl<S: Storage> Group<S> {
             is_of_the_past: self.manifest.chosen(start.epoch).is_some(),
             form: state.form,
             followers: self.manifest.followers.keys().cloned().collect(),
-            exposed: self.exposed_at(start.epoch),
+            exposed: start.exposed.clone(),
         })
     }
 
@@ -326,6 +326,7 @@ impl<S: Storage> Group<S> {
             resyncing: writers().filter(is_copying).collect(),
             at_unix_ms: now.unix_ms,
             primary_declared_dead,
+            exposed: self.exposed(now),
         };
         let cut = start.cut.clone();
         self.bring_back_disks(&cut)?;
@@ -333,7 +334,6 @@ impl<S: Storage> Group<S> {
         let newest = || self.history().ok()?.newest().ok().map(|point| point.arrived_ms);
         let last_write_unix_ms = kept.map(|(point, _)| point.arrived_ms).or_else(newest);
         self.remember_left_out(start.epoch, chosen, last_write_unix_ms, now);
-        self.remember_exposed(start.epoch, now);
         self.leave_out(joining).map_err(|e| RecoverError::Journal(e.to_string()))?;
         let note = Note::EpochStart(start);
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;

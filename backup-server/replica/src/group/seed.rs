@@ -22,7 +22,7 @@ use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_store::FORMAT;
 use tidelock_store::image::{Image, SECTOR_BYTES};
-use tidelock_store::journal::{self, Journal, Note, State};
+use tidelock_store::journal::{self, Journal, Mark, MarkKind, Note, State};
 
 /// What the pin at the disks as they were found is called.
 pub const SEEDED: &str = "seeded";
@@ -111,12 +111,13 @@ pub fn manifest(group: &str, members: &[SeededMember]) -> Result<Manifest, SeedE
 }
 
 /// Makes the group in a directory that holds its images and nothing else of it. Durable when it returns: the point at
-/// which the disks are as they were found.
+/// which the disks are as they were found. `pins` it, so that the images do not pass it.
 pub fn seed<S: Storage>(
     storage: &S,
     manifest: &Manifest,
     options: journal::Options,
     now_unix_ms: u64,
+    pins: bool,
 ) -> Result<Point, SeedError> {
     for (writer, disk) in manifest.disks() {
         let path = manifest.image_path(writer, disk);
@@ -138,15 +139,26 @@ pub fn seed<S: Storage>(
         journal.stage_note(&note).expect("nothing of it was here");
     }
     journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
-    storage.create_dir("machines").and_then(|()| storage.sync_dir("")).map_err(wrong)?;
+    let (cut, epoch) = (CountVector::new(), journal.state().epoch);
+    let (end, beyond, arrived_ms) = (journal.start(), journal.end(), now_unix_ms);
+    let point = Point { cut, hlc, arrived_ms, epoch, writers, end, beyond };
+    if pins {
+        let mark = Mark {
+            kind: MarkKind::Pin,
+            point: point.clone(),
+            set_at_unix_ms: now_unix_ms,
+            expires_at_unix_ms: None,
+            asked_by: None,
+        };
+        let note = Note::Mark { name: SEEDED.to_owned(), mark: Some(mark) };
+        journal.stage_note(&note).expect("the first mark");
+        journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
+    }
     // The group is there when this is.
     let (id, tag_secret) = (fresh_id(storage), fresh_secret(storage));
     let manifest = Manifest { id, tag_secret, ..manifest.clone() };
     manifest.write(storage).map_err(GroupError::from)?;
-    let (cut, epoch) = (CountVector::new(), journal.state().epoch);
-    let arrived_ms = now_unix_ms;
-    let (end, beyond) = (journal.start(), journal.end());
-    Ok(Point { cut, hlc, arrived_ms, epoch, writers, end, beyond })
+    Ok(point)
 }
 
 /// Of an attempt that was not finished.

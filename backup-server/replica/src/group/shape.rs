@@ -184,6 +184,7 @@ impl<S: Storage> Group<S> {
         if manifest != self.manifest {
             manifest.write(&self.storage).map_err(|e| e.to_string())?;
             self.manifest = manifest;
+            self.forget_strangers();
         }
         Ok(())
     }
@@ -195,6 +196,8 @@ impl<S: Storage> Group<S> {
             && self.removed() == shape.removed;
         if !same {
             self.journal.stage_note(&Note::Shape(shape)).map_err(|e| e.to_string())?;
+            // In one batch with it.
+            self.forget_strangers();
             let state = self.journal.state();
             self.slots.resize_with(state.writers.len(), WriterSlot::empty);
             self.cut.reshape(state);
@@ -326,6 +329,7 @@ impl<S: Storage> Group<S> {
             manifest.followers.remove(&member());
             manifest.write(&self.storage).map_err(GroupError::from)?;
             self.manifest = manifest;
+            self.forget_strangers();
             return Ok(());
         };
         let mut removed = self.removed();

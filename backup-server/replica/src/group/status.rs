@@ -1,8 +1,6 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
-use super::{
-    CompressedStatus, DamagedDisk, DamagedSegment, Group, Known, Now, PastStatus, ScrubStatus,
-};
+use super::{CompressedStatus, DamagedDisk, DamagedSegment, Group, Now, PastStatus, ScrubStatus};
 use crate::manifest::Member;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,7 +9,7 @@ use tidelock_protocol::ids::{Epoch, GroupId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
-use tidelock_store::journal::{Position, Standing};
+use tidelock_store::journal::{MemberPolicy, Position, Standing};
 
 use super::recovery::Recovery;
 
@@ -107,7 +105,7 @@ pub struct GroupStatus {
     pub hosts: Vec<HostStatus>,
     /// By member: what its host does when this server cannot be reached, as it has said.
     #[serde(default)]
-    pub policies: BTreeMap<String, Known>,
+    pub policies: BTreeMap<String, MemberPolicy>,
     /// How records say what they depend on.
     pub form: Form,
     /// What a recovery would take now.

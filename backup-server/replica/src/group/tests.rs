@@ -5,6 +5,8 @@ mod chosen;
 mod disks;
 mod limits;
 mod lives;
+mod machines;
+mod marks;
 mod owned;
 mod recovering;
 mod seeded;
@@ -25,6 +27,7 @@ use tidelock_protocol::record::{DiskChange, Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
 use tidelock_storage::memory::{Faults, Memory};
+use tidelock_store::journal::KeptMachine;
 
 const SIZE: u64 = 8192;
 const WRITER: WriterId = WriterId(0);

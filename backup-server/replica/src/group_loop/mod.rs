@@ -272,6 +272,7 @@ impl<D: Driver> GroupLoop<D> {
     fn break_down(&mut self, kind: RefusalKind, reason: String, now: Now, driver: &mut D) {
         driver.broke(&reason);
         self.drop_waiting(&reason, driver);
+        self.forget_tickets();
         if let Phase::Live(group) = &self.phase {
             self.attached_by.clone_from(group.attached_by());
         }
@@ -402,6 +403,11 @@ impl<D: Driver> GroupLoop<D> {
         self.must_turn = false;
         self.take_waiting(now, driver);
         self.carry_out_orders(now, driver);
+        if let Phase::Live(group) = &mut self.phase {
+            for mark in group.tend_marks(now) {
+                tracing::info!(group = self.name, mark, "a bookmark or pin is over");
+            }
+        }
         self.commit(driver);
         self.send_outputs(driver);
         if let Phase::Live(group) = &mut self.phase {

@@ -14,13 +14,15 @@
 
 use super::{Driver, GroupLoop, Phase};
 use crate::group::{
-    Group, MoveError, Moved, NotYet, Now, RecoverError, RecoverHow, Recovery, RemoveError,
+    ApproveError, Group, MarkError, MoveError, Moved, NotOnRecord, NotYet, Now, RecoverError,
+    RecoverHow, Recovery, RemoveError,
 };
 use crate::history::Point;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::machine::Machine;
 use tidelock_storage::Storage;
-use tidelock_store::journal::Ticket;
+use tidelock_store::journal::{Behind, Mark, MarkKind, Ticket};
 
 /// Messages that a host had sent before the disaster arrive within this time; later ones show that it lives.
 const ON_ITS_WAY_MAX_MS: u64 = 3_000;
@@ -49,6 +51,43 @@ pub enum Order {
         /// The host.
         to: String,
     },
+    /// Approves what is to be booted.
+    Approve {
+        /// The member.
+        member: String,
+        /// The description that was looked at.
+        machine: Machine,
+    },
+    /// Sets a bookmark or pin.
+    SetMark {
+        /// Its name.
+        name: String,
+        /// The mark.
+        mark: Mark,
+        /// True if one of this name is moved.
+        moves: bool,
+    },
+    /// Takes a bookmark or pin out.
+    RemoveMark {
+        /// Its name.
+        name: String,
+        /// Bookmark or pin, as which it must be there.
+        kind: MarkKind,
+    },
+}
+
+impl Order {
+    /// The answer if it cannot be carried out for this reason.
+    fn failed(&self, reason: String) -> Answer {
+        match self {
+            Self::Recover { .. } => Answer::Recovered(Err(RecoverError::Journal(reason))),
+            Self::Remove { .. } => Answer::Removed(Err(RemoveError::Journal(reason))),
+            Self::Move { .. } => Answer::Moved(Err(MoveError::Unavailable(reason))),
+            Self::Approve { .. } => Answer::Approved(Err(ApproveError::Journal(reason))),
+            Self::SetMark { .. } => Answer::Marked(Err(MarkError::Journal(reason))),
+            Self::RemoveMark { .. } => Answer::Unmarked(Err(MarkError::Journal(reason))),
+        }
+    }
 }
 
 /// The reason why an order waits.
@@ -74,6 +113,12 @@ pub enum Answer {
     Removed(Result<(), RemoveError>),
     /// To [`Order::Move`].
     Moved(Result<Moved, MoveError>),
+    /// To [`Order::Approve`].
+    Approved(Result<(), ApproveError>),
+    /// To [`Order::SetMark`]: the mark that is on record.
+    Marked(Result<Mark, MarkError>),
+    /// To [`Order::RemoveMark`].
+    Unmarked(Result<(), MarkError>),
 }
 
 /// An order that has no answer yet.
@@ -86,6 +131,8 @@ pub(super) struct Ordered<Asker> {
     until: Until,
     /// The wait that was told last.
     told: Until,
+    /// The answer of an order that is carried out, once that is durable.
+    carried_out: Option<Behind<Answer>>,
 }
 
 /// The event after which an order is tried again.
@@ -111,6 +158,7 @@ impl<D: Driver> GroupLoop<D> {
             has_settled: false,
             until,
             told: Until::NextTurn,
+            carried_out: None,
         });
     }
 
@@ -161,13 +209,22 @@ impl<D: Driver> GroupLoop<D> {
     }
 
     fn carry_out(&mut self, of: Ordered<D::Asker>, now: Now, driver: &mut D) {
+        let Some(of) = self.answer_if_durable(of, driver) else { return };
         if matches!(of.order, Order::Recover { .. }) {
             // The reason why it failed may be over, and a disaster does not wait for the next attempt.
             self.open_if_broken(now, driver);
             // Frames that have arrived are part of it.
             self.take_all_waiting(now, driver);
         }
-        let answer = self.attempt(&of, now);
+        let answer = match self.attempt(&of, now) {
+            Ok(answer) => answer,
+            Err(behind) => {
+                let until = Until::Durable(behind.ticket());
+                let of = Ordered { carried_out: Some(behind), until, ..of };
+                self.orders.extend(self.answer_if_durable(of, driver));
+                return;
+            }
+        };
         if let Some(NotYet(ticket)) = not_yet(&answer) {
             self.orders.push(Ordered { has_settled: true, until: Until::Durable(ticket), ..of });
             return;
@@ -184,22 +241,55 @@ impl<D: Driver> GroupLoop<D> {
         }
     }
 
-    fn attempt(&mut self, of: &Ordered<D::Asker>, now: Now) -> Answer {
+    /// Answers an order that is carried out and durable, or cannot become durable. Gives all others back.
+    fn answer_if_durable(
+        &self,
+        mut of: Ordered<D::Asker>,
+        driver: &mut D,
+    ) -> Option<Ordered<D::Asker>> {
+        let Some(behind) = of.carried_out.take() else { return Some(of) };
+        let Some(group) = self.group() else {
+            // Perhaps it is durable all the same: the order is tried again when the group is open.
+            return Some(of);
+        };
+        let ticket = behind.ticket();
+        match behind.open(&group.durable()) {
+            Ok(answer) => driver.answer_order(of.asker, answer),
+            Err(behind) => match group.check_on_record(ticket) {
+                Err(NotOnRecord::Cannot(reason)) => {
+                    let answer = of.order.failed(reason);
+                    driver.answer_order(of.asker, answer);
+                }
+                _ => return Some(Ordered { carried_out: Some(behind), ..of }),
+            },
+        }
+        None
+    }
+
+    /// The answer, or the one of an order that is carried out and not durable yet.
+    fn attempt(&mut self, of: &Ordered<D::Asker>, now: Now) -> Result<Answer, Behind<Answer>> {
         let unavailable = self.unavailable();
         let Phase::Live(group) = &mut self.phase else {
-            return match of.order {
-                Order::Remove { .. } => {
-                    Answer::Removed(Err(RemoveError::Journal(unavailable.to_string())))
-                }
+            return Ok(match of.order {
                 Order::Recover { .. } => Answer::Recovered(Err(unavailable)),
-                Order::Move { .. } => {
-                    Answer::Moved(Err(MoveError::Unavailable(unavailable.to_string())))
-                }
-            };
+                _ => of.order.failed(unavailable.to_string()),
+            });
         };
-        match &of.order {
+        Ok(match &of.order {
             Order::Move { member, to } => Answer::Moved(group.move_member(now, member, to)),
             Order::Remove { member } => Answer::Removed(group.try_remove(member)),
+            Order::Approve { member, machine } => match group.approve(member, machine) {
+                Ok(approved) => return Err(approved.map(|()| Answer::Approved(Ok(())))),
+                Err(error) => Answer::Approved(Err(error)),
+            },
+            Order::SetMark { name, mark, moves } => match group.set_mark(name, mark, *moves) {
+                Ok(mark) => return Err(mark.map(|mark| Answer::Marked(Ok(mark)))),
+                Err(error) => Answer::Marked(Err(error)),
+            },
+            Order::RemoveMark { name, kind } => match group.remove_mark(name, *kind) {
+                Ok(removed) => return Err(removed.map(|()| Answer::Unmarked(Ok(())))),
+                Err(error) => Answer::Unmarked(Err(error)),
+            },
             Order::Recover { primary_declared_dead, point, accepts_damage } => {
                 let (primary_declared_dead, accepts_damage) =
                     (*primary_declared_dead, *accepts_damage);
@@ -208,6 +298,13 @@ impl<D: Driver> GroupLoop<D> {
                 let recovered = group.try_recover(now, how, of.has_settled);
                 Answer::Recovered(recovered.map_err(|error| lives(group, error, of.since, now)))
             }
+        })
+    }
+
+    /// The group is to be opened again: no ticket counts any more, and orders are tried again.
+    pub(super) fn forget_tickets(&mut self) {
+        for of in &mut self.orders {
+            (of.carried_out, of.until) = (None, Until::NextTurn);
         }
     }
 
@@ -238,14 +335,18 @@ impl<D: Driver> GroupLoop<D> {
 fn not_yet(answer: &Answer) -> Option<NotYet> {
     match answer {
         Answer::Recovered(Err(RecoverError::NotYet(ticket)))
-        | Answer::Removed(Err(RemoveError::NotYet(ticket))) => Some(NotYet(*ticket)),
+        | Answer::Removed(Err(RemoveError::NotYet(ticket)))
+        | Answer::Approved(Err(ApproveError::NotYet(ticket))) => Some(NotYet(*ticket)),
         _ => None,
     }
 }
 
 fn deadline_of<S: Storage>(group: &Group<S>, order: &Order) -> Option<MonoNanos> {
     match order {
-        Order::Remove { .. } => None,
+        Order::Remove { .. }
+        | Order::Approve { .. }
+        | Order::SetMark { .. }
+        | Order::RemoveMark { .. } => None,
         Order::Recover { .. } => Some(group.may_recover_from()),
         Order::Move { member, .. } => group.may_move_from(member),
     }

@@ -32,11 +32,11 @@ mod walk;
 
 pub use affected::{Affected, AffectedSpan};
 pub use hold::{Hold, Holds, PIN};
+pub use tidelock_store::journal::Point;
 pub use walk::effective;
 
 use crate::manifest::Manifest;
 use crate::quarantine::Quarantine;
-use serde::{Deserialize, Serialize};
 use settle::Limit;
 use std::collections::BTreeMap;
 use std::io;
@@ -44,7 +44,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::record::Role;
 use tidelock_protocol::vector::CountVector;
@@ -69,35 +69,6 @@ pub enum At {
     Vector(CountVector),
     /// What a recovery would take now.
     Latest,
-}
-
-/// A state of the whole group: what was asked for, settled to a cut.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Point {
-    /// The records that are in it.
-    pub cut: CountVector,
-    /// The effective time of the last of them: asked for again, it gives this point.
-    pub hlc: Hlc,
-    /// When the last of them arrived here, in milliseconds since the Unix epoch by the backup's clock.
-    #[serde(default)]
-    pub arrived_ms: u64,
-    /// The epoch that it belongs to.
-    pub epoch: Epoch,
-    /// Writers that have whole disks there, which are shown; others were being added.
-    pub writers: Vec<WriterId>,
-    /// Where the batch ends that holds the last of its records.
-    pub end: Position,
-    /// Where the batch begins that holds the first record that is not in it: the images may be
-    /// folded up to here.
-    pub beyond: Position,
-}
-
-impl Point {
-    /// Its time for people: when it arrived here, in milliseconds since the Unix epoch.
-    #[must_use]
-    pub fn wall_ms(&self) -> u64 {
-        self.arrived_ms
-    }
 }
 
 /// Why there is no such point, or it cannot be shown.

@@ -244,7 +244,12 @@ impl<F: StorageFile> Replay<'_, F> {
 
     fn note(&mut self, place: &Place<'_>, note: &Note) -> Result<(), PastError> {
         match note {
-            Note::Checkpoint(_) | Note::CleanEnd | Note::Log { .. } => return Ok(()),
+            Note::Checkpoint(_)
+            | Note::CleanEnd
+            | Note::Log { .. }
+            | Note::Policy { .. }
+            | Note::Machine { .. }
+            | Note::Mark { .. } => return Ok(()),
             // Of a writer whose later records are beyond the limit it says nothing here.
             Note::Copy { writer, .. } if self.passed.contains(writer) => return Ok(()),
             // What was told by then stays in the cut, however far behind a new writer is.

@@ -63,6 +63,7 @@ pub(super) fn walk<F: StorageFile>(
     last: &State,
     mut f: impl FnMut(&Place<'_>, Step<'_>) -> Result<ControlFlow<()>, PastError>,
 ) -> Result<(), PastError> {
+    let from_waypoint = state.is_some();
     for batch in reader {
         let batch = batch?;
         let (start, end, arrived_ms) = (batch.start, batch.end, batch.arrived_ms);
@@ -84,6 +85,9 @@ pub(super) fn walk<F: StorageFile>(
                 Entry::Note(note) => {
                     if f(&place, Step::Note(&note))?.is_break() {
                         return Ok(());
+                    }
+                    if let (Note::Checkpoint(checkpoint), true) = (&note, from_waypoint) {
+                        before.take_names(checkpoint);
                     }
                     before.apply_note(&note).map_err(|e| damaged(e.into()))?;
                 }

@@ -3,7 +3,6 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`when`] | points in time as people write them |
-//! | [`marks`] | bookmarks and pins |
 //! | [`moment`] | points as they are told |
 //! | [`disk`] | what can be read |
 //! | [`scratch`] | a disk that is written to without changing what is below it |
@@ -18,7 +17,6 @@ pub mod copy;
 pub mod digest;
 pub mod disk;
 pub mod increment;
-pub mod marks;
 pub mod moment;
 pub mod scratch;
 pub mod snapshot;

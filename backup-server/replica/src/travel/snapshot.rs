@@ -194,9 +194,9 @@ mod tests {
     /// Of version 1: what it wrote is read for ever.
     const EXAMPLE: &str = r#"{
       "format": 1, "group": "shop", "stage": "rolling",
-      "point": {"cut": [120, 7], "hlc": 117660748, "epoch": 1, "writers": [0, 1],
+      "point": {"cut": [120, 7], "hlc": 117660748, "arrived_ms": 1795, "epoch": 1, "writers": [0, 1],
                 "end": {"segment": 1, "offset": 900}, "beyond": {"segment": 1, "offset": 900}},
-      "target": {"cut": [130, 7], "hlc": 117660948, "epoch": 1, "writers": [0, 1],
+      "target": {"cut": [130, 7], "hlc": 117660948, "arrived_ms": 1798, "epoch": 1, "writers": [0, 1],
                  "end": {"segment": 2, "offset": 96}, "beyond": {"segment": 2, "offset": 96}},
       "base": null, "base_point": null, "paused": false, "together": 7,
       "pace": {"rate_bytes_s": 1048576, "not_before_unix_ms": null, "over_ms": null},

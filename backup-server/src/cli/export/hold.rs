@@ -7,9 +7,9 @@ use crate::cli::client::Client;
 use crate::server::control::{Reply, Request};
 use anyhow::{Result, bail};
 use std::path::Path;
-use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::When;
+use tidelock_store::journal::MarkKind;
 
 /// How long the point of an export that is not gone on with is held.
 const HELD_MS: u64 = 24 * 3_600_000;
@@ -54,7 +54,7 @@ impl<'a> Hold<'a> {
         let request = Request::Mark {
             group: self.group.to_owned(),
             name: self.name.clone(),
-            kind: Kind::Pin,
+            kind: MarkKind::Pin,
             at,
             expires_in_ms: Some(HELD_MS),
             moves: true,
@@ -81,6 +81,6 @@ impl<'a> Hold<'a> {
     pub(super) async fn give_up(self) {
         let (group, name) = (self.group.to_owned(), self.name);
         // One that has expired meanwhile is as good as one that is removed.
-        let _ = self.client.ask(&Request::Unmark { group, name, kind: Kind::Pin }).await;
+        let _ = self.client.ask(&Request::Unmark { group, name, kind: MarkKind::Pin }).await;
     }
 }

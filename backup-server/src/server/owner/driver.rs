@@ -3,7 +3,6 @@
 use super::folder::Folder;
 use crate::server::inbox::Inbox;
 use crate::server::orders::Asker;
-use crate::server::past::Past;
 use crate::server::peer_log::peer_log;
 use crate::server::snapshots;
 use std::collections::BTreeMap;
@@ -14,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_replica::connection::outbox::Outbox;
 use tidelock_replica::group::{Group, Moved, Now, Output};
 use tidelock_replica::group_loop::{Answer, Driver, Job, Wait};
+use tidelock_replica::history::Hold;
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::reserve::Reserve;
 use tidelock_store::journal::{SyncJob, TornTail};
@@ -25,8 +25,8 @@ pub(super) struct ThreadDriver {
     pub(super) snapshots_dir: PathBuf,
     pub(super) reserve: Arc<Reserve>,
     pub(super) inbox: Arc<Inbox>,
-    /// Bookmarks, pins and snapshots of the group that is live.
-    pub(super) past: Option<Past>,
+    /// Points that snapshots need which are not whole, by the snapshot's name.
+    pub(super) snapshots: BTreeMap<String, Vec<Hold>>,
     /// Requests that wait for the cut, by the number that the group has given to each.
     pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     pub(super) folder: Option<Folder>,
@@ -96,8 +96,16 @@ impl Driver for ThreadDriver {
         );
         self.broken_because = None;
         self.alive = Arc::new(AtomicBool::new(true));
-        let snapshots = snapshots::needs(&self.snapshots_dir, &self.group);
-        self.past = Some(Past::open(group, snapshots));
+        self.snapshots.clear();
+        for (name, record) in snapshots::needs(&self.snapshots_dir, &self.group) {
+            // The job of a snapshot tells if it cannot have a point, or does without.
+            let holds = record
+                .needs()
+                .into_iter()
+                .filter_map(|at| group.hold(at, &format!("snapshot {name}")).ok());
+            let holds = holds.collect();
+            self.snapshots.insert(name, holds);
+        }
     }
 
     fn broke(&mut self, reason: &str) {
@@ -111,9 +119,6 @@ impl Driver for ThreadDriver {
 
     fn tend(&mut self, group: &mut Group<Files>, _: Now) {
         self.tell_covered(group);
-        if let Some(past) = &mut self.past {
-            past.tend(group, group.now_ms());
-        }
     }
 
     fn send(&mut self, outbox: &Arc<Outbox>, output: Output) {

@@ -7,7 +7,6 @@ use crate::server::inbox::{Damage, DamagedAsk, Event, LiveDisks, RepairStatus};
 use crate::server::repair;
 use std::sync::Arc;
 use tidelock_replica::group::{Group, GroupStatus, Link};
-use tidelock_replica::manifest;
 use tidelock_storage::files::Files;
 use tokio::sync::oneshot;
 
@@ -38,18 +37,16 @@ impl Owner {
             (Event::Disks { done }, _) => {
                 let _ = done.send(None);
             }
-            (Event::Machine { member, done }, Some(group)) => {
-                let machine = manifest::read_machine(group.storage(), &member);
-                let _ = done.send(machine.map_err(|e| e.to_string()));
+            (Event::Marks { done }, Some(group)) => {
+                let _ = done.send(Ok(group.marks()));
             }
-            (Event::Machine { done, .. }, None) => {
+            (Event::Marks { done }, None) => {
                 let _ = done.send(Err(unavailable.to_string()));
             }
-            (Event::ApproveMachine { member, machine, done }, Some(group)) => {
-                let written = manifest::write_approved(group.storage(), &member, &machine);
-                let _ = done.send(written.map_err(|e| e.to_string()));
+            (Event::Machine { member, done }, Some(group)) => {
+                let _ = done.send(Ok(group.machine(&member)));
             }
-            (Event::ApproveMachine { done, .. }, None) => {
+            (Event::Machine { done, .. }, None) => {
                 let _ = done.send(Err(unavailable.to_string()));
             }
             (Event::Status { done }, Some(group)) => {
@@ -60,27 +57,6 @@ impl Owner {
                 let _ = done.send(broken.map(|why| GroupStatus::of_broken(&self.group, why)));
             }
             (other, _) => unreachable!("handled before: {other:?}"),
-        }
-    }
-
-    pub(super) fn marks(&mut self, event: Event) {
-        let unavailable = self.state.unavailable().to_string();
-        let live = match (self.state.group_mut(), &mut self.driver.past) {
-            (Some(group), Some(past)) => Ok((group, past)),
-            _ => Err(unavailable),
-        };
-        match event {
-            Event::Marks { done } => {
-                let _ = done.send(live.and_then(|(group, past)| past.all(group, group.now_ms())));
-            }
-            Event::SetMark { name, mark, moves, done } => {
-                let _ =
-                    done.send(live.and_then(|(group, past)| past.set(group, &name, mark, moves)));
-            }
-            Event::RemoveMark { name, kind, done } => {
-                let _ = done.send(live.and_then(|(_, past)| past.remove(&name, kind)));
-            }
-            other => unreachable!("not of marks: {other:?}"),
         }
     }
 

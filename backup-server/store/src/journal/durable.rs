@@ -65,6 +65,11 @@ impl<T> Behind<T> {
         self.ticket
     }
 
+    /// Puts something else that is made of it behind the same ticket.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Behind<U> {
+        Behind { ticket: self.ticket, what: f(self.what) }
+    }
+
     /// Gives it out, if its ticket is covered.
     pub fn open(self, durable: &Durable) -> Result<T, Self> {
         match durable.covers(self.ticket) || tidelock_planted::is(Bug::AckBeforeDurable) {

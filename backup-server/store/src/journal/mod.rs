@@ -26,8 +26,11 @@ mod index;
 mod indexed;
 mod jobs;
 mod map;
+mod marks;
+mod members;
 mod note;
 mod open;
+mod point;
 mod reader;
 mod repair;
 mod scan;
@@ -65,10 +68,13 @@ pub use map::{
     FANOUT, MAP_VERSION, MapEntry, MapError, MapFacts, MapFile, MapRun, Maps, map_file_name,
     parse_map_file_name,
 };
+pub use marks::{HostRequest, MARKS_MAX_BYTES, Mark, MarkKind, Marks};
+pub use members::{Exposure, KeptMachine, MemberFacts, MemberPolicy, NAMES_MAX, machine_bytes};
 pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use open::disk_of_bytes;
 pub use open::{Opened, Shown, TornTail};
+pub use point::Point;
 pub use reader::{JournalBatch, Reader};
 pub use repair::{Repair, RepairError, plan as plan_repair, repair};
 pub(crate) use scan::is_whole;

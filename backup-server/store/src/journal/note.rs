@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log |
+//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log, 134 policy, 135 machine, 136 mark |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -11,6 +11,8 @@
 //! The body is the note's fields in postcard's encoding.
 
 use super::format::COUNT_MAX;
+use super::marks::Mark;
+use super::members::{Exposure, KeptMachine, MemberPolicy};
 use super::state::State;
 use bytes::{BufMut, BytesMut};
 use serde::de::DeserializeOwned;
@@ -25,8 +27,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes before the body.
 pub const NOTE_HEADER_BYTES: usize = 16;
-/// The largest body. A checkpoint of 64 writers and their epochs is far below it.
-pub const NOTE_BODY_MAX_BYTES: usize = 1 << 20;
+/// The largest body: a checkpoint is below it, since each part of a state is bounded (`state.rs`, `members.rs`).
+pub const NOTE_BODY_MAX_BYTES: usize = 3 << 19;
 
 /// One note.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,27 @@ pub enum Note {
         writer: WriterId,
         /// How far.
         age: LogAge,
+    },
+    /// A member has said what it does when this server cannot be reached.
+    Policy {
+        /// The member's name.
+        member: String,
+        /// Policy of the member; `None`: nothing is known of it any more.
+        policy: Option<MemberPolicy>,
+    },
+    /// A member's machine is described or approved.
+    Machine {
+        /// The member's name.
+        member: String,
+        /// Machine of the member; `None`: nothing is known of it any more.
+        machine: Option<KeptMachine>,
+    },
+    /// A bookmark or pin is set or taken out.
+    Mark {
+        /// Its name.
+        name: String,
+        /// The mark; `None`: it is taken out.
+        mark: Option<Mark>,
     },
 }
 
@@ -85,6 +108,8 @@ pub struct EpochStart {
     pub at_unix_ms: u64,
     /// The operator stated that the primary is dead, so the grace was not waited for.
     pub primary_declared_dead: bool,
+    /// Members whose clients may have seen what the cut does not have. Forgotten with the next recovery.
+    pub exposed: Vec<Exposure>,
 }
 
 /// Why bytes are not a note.
@@ -126,6 +151,9 @@ impl Note {
             Note::CleanEnd => (131, Ok(Vec::new())),
             Note::Shape(shape) => (132, postcard::to_stdvec(shape)),
             Note::Log { writer, age } => (133, postcard::to_stdvec(&(writer, age))),
+            Note::Policy { member, policy } => (134, postcard::to_stdvec(&(member, policy))),
+            Note::Machine { member, machine } => (135, postcard::to_stdvec(&(member, machine))),
+            Note::Mark { name, mark } => (136, postcard::to_stdvec(&(name, mark))),
         };
         let body = body.expect("notes are plain data");
         assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
@@ -182,6 +210,18 @@ impl Note {
                 let (writer, age) = parse(body)?;
                 Note::Log { writer, age }
             }
+            134 => {
+                let (member, policy) = parse(body)?;
+                Note::Policy { member, policy }
+            }
+            135 => {
+                let (member, machine) = parse(body)?;
+                Note::Machine { member, machine }
+            }
+            136 => {
+                let (name, mark) = parse(body)?;
+                Note::Mark { name, mark }
+            }
             _ => return Err(NoteError::Malformed("unknown kind")),
         };
         Ok((note, NOTE_HEADER_BYTES + len))
@@ -199,6 +239,7 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, NoteError> {
 mod tests {
     use super::*;
     use tidelock_protocol::ids::Seq;
+    use tidelock_protocol::message::Mode;
 
     #[test]
     fn a_checkpoint_from_which_counting_would_overflow_is_refused() {
@@ -230,8 +271,29 @@ mod tests {
                 resyncing: vec![WriterId(1)],
                 at_unix_ms: 1,
                 primary_declared_dead: true,
+                exposed: vec![Exposure {
+                    member: "vm".into(),
+                    host: "host-a".into(),
+                    after_ms: Some(30_000),
+                    is_known: true,
+                    since_unix_ms: None,
+                    serves_unreached: true,
+                }],
             }),
             Note::CleanEnd,
+            Note::Policy { member: "vm".into(), policy: None },
+            Note::Machine { member: "vm".into(), machine: Some(KeptMachine::default()) },
+            Note::Policy {
+                member: "vm".into(),
+                policy: Some(MemberPolicy {
+                    mode: Mode::Async,
+                    mode_since_unix_ms: 5,
+                    after_ms: Some(30_000),
+                    degraded_since_unix_ms: Some(7),
+                    has_left: false,
+                    serves_unreached: true,
+                }),
+            },
             Note::Shape(Shape {
                 writers: 3,
                 removed: vec![WriterId(1)],

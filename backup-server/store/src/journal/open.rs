@@ -282,7 +282,7 @@ fn find_segments<S: Storage>(
             continue;
         }
         let segment = open_segment(storage, dir, (index, id), blocks)?;
-        let (header, checkpoint, lost) = match read_header(&segment)? {
+        let (header, mut checkpoint, lost) = match read_header(&segment)? {
             Ok((header, checkpoint)) => (header, checkpoint, None),
             Err((offset, damage)) if !has_more(&segment)? => {
                 torn.push((segment, offset, damage));
@@ -299,6 +299,9 @@ fn find_segments<S: Storage>(
                 }
             }
         };
+        if let Some(before) = whole.last() {
+            checkpoint.share(&before.checkpoint);
+        }
         let expected = whole.last().map_or(index, |of| of.segment.index + 1);
         if index < expected {
             let damage = Damage::Chain("there is another segment of this index");

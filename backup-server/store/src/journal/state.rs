@@ -6,8 +6,11 @@
 //! opened, so a journal that was written can be opened.
 
 use super::format::COUNT_MAX;
-use super::note::{EpochStart, Note, Shape};
+use super::marks::{MARKS_MAX_BYTES, Mark, Marks};
+use super::members::{self, KeptMachine, MemberFacts, MemberPolicy};
+use super::note::{EpochStart, NOTE_BODY_MAX_BYTES, Note, Shape};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use thiserror::Error;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
@@ -19,6 +22,21 @@ use tidelock_protocol::vector::CountVector;
 
 /// Most epoch starts that are kept: one for each recovery of the group.
 const EPOCHS_MAX: usize = 256;
+
+/// Most bytes of a writer in an epoch start: two entries of count vectors and an index.
+const WRITER_OF_EPOCH_MAX_BYTES: usize = 2 * (1 + 9) + 1;
+/// Most bytes of a writer's own state, and of its host's activity log.
+const WRITER_MAX_BYTES: usize = 64;
+
+const _: () = assert!(
+    EPOCHS_MAX * (WRITERS_MAX as usize * WRITER_OF_EPOCH_MAX_BYTES + 32)
+        + WRITERS_MAX as usize * WRITER_MAX_BYTES
+        + members::MEMBERS_MAX_BYTES
+        + MARKS_MAX_BYTES
+        + 64
+        <= NOTE_BODY_MAX_BYTES,
+    "every state fits into a checkpoint"
+);
 
 /// What a writer is to its group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +106,10 @@ pub struct State {
     pub arrived_ms: u64,
     /// How far the activity log of each writer's host is, by index; none for those after the last.
     pub logs: Vec<LogAge>,
+    /// Facts on members by name. Shared by the states between which none of it has changed.
+    pub members: Arc<MemberFacts>,
+    /// Bookmarks and pins. Shared in the same way.
+    pub marks: Arc<Marks>,
 }
 
 /// Why an entry cannot follow.
@@ -138,6 +160,17 @@ pub enum StateError {
     /// A change of the group's members that cannot follow.
     #[error("the group's members cannot change like this: {0}")]
     Shape(&'static str),
+    /// A fact on a member by name has no room in a checkpoint, or its name is none.
+    #[error("what is known of member {member:?} is out of bounds: {reason}")]
+    Member {
+        /// The member, as it is called.
+        member: String,
+        /// The bound.
+        reason: &'static str,
+    },
+    /// A mark has no room in a checkpoint, or its name is none.
+    #[error("bookmarks and pins would be larger than {} KiB together, or one has no proper name", MARKS_MAX_BYTES >> 10)]
+    Marks,
 }
 
 impl State {
@@ -153,7 +186,32 @@ impl State {
             && self.writers.len() <= WRITERS_MAX.into()
             && self.writers.iter().all(|writer| writer.seq.0 <= COUNT_MAX)
             && self.recoveries.len() <= EPOCHS_MAX
+            && self.recoveries.iter().all(|of| members::are_exposures_in_bounds(&of.exposed))
+            && self.recoveries.iter().rev().skip(1).all(|of| of.exposed.is_empty())
             && self.logs.len() <= self.writers.len()
+            && self.members.is_in_bounds()
+    }
+
+    /// This state without its facts on members and its marks: as it is in waypoints, from which points in time are told.
+    #[must_use]
+    pub fn without_names(self) -> Self {
+        Self { members: Arc::default(), marks: Arc::default(), ..self }
+    }
+
+    /// A walk that has begun at a waypoint comes to a checkpoint.
+    pub fn take_names(&mut self, checkpoint: &State) {
+        self.members = Arc::clone(&checkpoint.members);
+        self.marks = Arc::clone(&checkpoint.marks);
+    }
+
+    /// Keeps what is known of members, and marks, once, if another state has the same.
+    pub(super) fn share(&mut self, other: &State) {
+        if self.members == other.members {
+            self.members = Arc::clone(&other.members);
+        }
+        if self.marks == other.marks {
+            self.marks = Arc::clone(&other.marks);
+        }
     }
 
     /// Age of the activity log of a writer's host.
@@ -277,7 +335,55 @@ impl State {
                 self.logs[at] = *age;
                 Ok(())
             }
+            Note::Policy { member, policy } => self.apply_policy(member, policy.as_ref()),
+            Note::Machine { member, machine } => self.apply_machine(member, machine.as_ref()),
+            Note::Mark { name, mark } => self.apply_mark(name, mark.as_ref()),
         }
+    }
+
+    fn apply_policy(
+        &mut self,
+        member: &str,
+        policy: Option<&MemberPolicy>,
+    ) -> Result<(), StateError> {
+        if policy.is_some() && !members::fits(&self.members.policies, member) {
+            let (member, reason) = (member.to_owned(), "it is no name, or there are too many");
+            return Err(StateError::Member { member, reason });
+        }
+        let policies = &mut Arc::make_mut(&mut self.members).policies;
+        match policy {
+            Some(policy) => drop(policies.insert(member.to_owned(), policy.clone())),
+            None => drop(policies.remove(member)),
+        }
+        Ok(())
+    }
+
+    fn apply_machine(
+        &mut self,
+        member: &str,
+        machine: Option<&KeptMachine>,
+    ) -> Result<(), StateError> {
+        let mut machines = self.members.machines.clone();
+        let is_named = machine.is_none() || members::fits(&machines, member);
+        match machine {
+            Some(machine) => drop(machines.insert(member.to_owned(), machine.clone())),
+            None => drop(machines.remove(member)),
+        }
+        if !is_named || !members::are_machines_in_bounds(&machines) {
+            let reason = "machine descriptions are too many, or too large together";
+            return Err(StateError::Member { member: member.to_owned(), reason });
+        }
+        Arc::make_mut(&mut self.members).machines = machines;
+        Ok(())
+    }
+
+    fn apply_mark(&mut self, name: &str, mark: Option<&Mark>) -> Result<(), StateError> {
+        let marks = Arc::make_mut(&mut self.marks);
+        match mark {
+            Some(mark) => marks.set(name, mark)?,
+            None => marks.remove(name),
+        }
+        Ok(())
     }
 
     fn apply_copy(&mut self, writer: WriterId, to: CopyState) -> Result<(), StateError> {
@@ -300,6 +406,7 @@ impl State {
         if start.epoch <= self.epoch
             || !self.committed().covers(&start.cut)
             || self.recoveries.len() >= EPOCHS_MAX
+            || !members::are_exposures_in_bounds(&start.exposed)
         {
             return Err(refused);
         }
@@ -313,6 +420,8 @@ impl State {
                 state.copy = CopyState::Whole;
             }
         }
+        // Nobody asks what earlier recoveries have said.
+        self.recoveries.iter_mut().for_each(|of| of.exposed.clear());
         self.recoveries.push(start.clone());
         self.barrier = self.newest_effective();
         Ok(())
@@ -468,6 +577,7 @@ pub(crate) mod tests {
                 resyncing: Vec::new(),
                 at_unix_ms: 0,
                 primary_declared_dead: false,
+                exposed: Vec::new(),
             })
         };
         assert!(s.apply_note(&start(1, 1)).is_err(), "the same epoch");

@@ -407,6 +407,7 @@ fn notes_are_replayed_and_a_clean_end_is_known() {
             resyncing: Vec::new(),
             at_unix_ms: 7,
             primary_declared_dead: false,
+            exposed: Vec::new(),
         }))
         .unwrap();
     journal.write(|_| {}).unwrap();

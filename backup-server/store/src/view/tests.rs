@@ -179,6 +179,7 @@ impl World {
             resyncing: Vec::new(),
             at_unix_ms: 0,
             primary_declared_dead: false,
+            exposed: Vec::new(),
         };
         self.note(&Note::EpochStart(start));
         self.journal.note_void();

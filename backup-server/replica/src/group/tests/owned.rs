@@ -1,7 +1,6 @@
 //! Which host a member belongs to, and which group a host knows.
 
 use super::*;
-use crate::manifest;
 use tidelock_protocol::ids::GroupId;
 
 fn listed(disk: &Memory) -> Group<Memory> {
@@ -56,7 +55,7 @@ fn a_listed_host_takes_no_member_of_another_whatever_it_says() {
         "{reason}"
     );
     assert_eq!(tidelock_storage::read_all(&disk, "group.json").unwrap(), before);
-    assert_eq!(manifest::read_machine(&disk, "vm").unwrap().described.unwrap().memory_mib, 64);
+    assert_eq!(group.machine("vm").described.unwrap().memory_mib, 64);
     send(&mut group, LINK, write(4, 0, 0, 1));
     group.flush();
     assert_eq!(acked(&group.take_outputs()).unwrap().0, 4, "its owner goes on");

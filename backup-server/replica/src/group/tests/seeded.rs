@@ -20,7 +20,7 @@ fn image(disk: &Memory, byte: u8) {
 }
 
 fn make(disk: &Memory) -> Result<Point, SeedError> {
-    seed(disk, &seeded_manifest("g", &members()).unwrap(), options().journal, 5)
+    seed(disk, &seeded_manifest("g", &members()).unwrap(), options().journal, 5, false)
 }
 
 fn seeded(disk: &Memory) -> (Group<Memory>, Point) {

@@ -1,7 +1,6 @@
 //! Members, writers and disks that come and go, and members without disks.
 
 use super::*;
-use crate::manifest;
 
 #[test]
 fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
@@ -31,7 +30,7 @@ fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
     let recovery = group.recover(at_ms(35_001), false).unwrap();
     assert_eq!(recovery.followers, ["web"]);
     assert_eq!(refused(&told(&group.take_outputs(), web)).unwrap().0, RefusalKind::Fenced);
-    assert!(manifest::read_machine(group.storage(), "web").unwrap().described.is_some());
+    assert!(group.machine("web").described.is_some());
 }
 
 #[test]
@@ -458,7 +457,7 @@ fn a_member_without_disks_belongs_to_a_host_and_is_one_that_the_configuration_na
     let machine = Some(serde_json::from_str(r#"{"memory_mib": 32}"#).unwrap());
     let taken = Attach { machine, ..shape.follower() };
     assert_eq!(tried(&mut group, 3, &taken), Some(RefusalKind::Forbidden));
-    assert_eq!(manifest::read_machine(&disk, "web").unwrap().described, shape.follower().machine);
+    assert_eq!(group.machine("web").described, shape.follower().machine);
     let unknown = Attach { member: "m1".into(), ..shape.follower() };
     assert_eq!(tried(&mut group, 3, &unknown), Some(RefusalKind::Invalid));
     assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), ["web"]);
