@@ -157,12 +157,9 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 fn known_seed(name: &str) -> u64 {
     match name {
         "activity-unflushed"
-        | "damage-folded-as-good"
-        | "damage-not-listed"
+        | "difference-forgotten"
         | "digest-of-image"
-        | "last-entry-forgotten"
         | "merge-forgotten"
-        | "oldest-forgotten"
         | "outsider-merged"
         | "rebuilt-next-to-pending"
         | "room-forgotten"
@@ -181,34 +178,38 @@ fn known_seed(name: &str) -> u64 {
         | "map-keeps-void"
         | "only-when-idle"
         | "watermark-ignores-idle" => 5,
-        "grown-is-whole" | "newcomer-not-told" => 6,
-        "waypoint-too-early" => 8,
+        "damage-folded-as-good"
+        | "damage-not-listed"
+        | "grown-is-whole"
+        | "last-entry-forgotten"
+        | "newcomer-not-told" => 6,
+        "ceiling-passed" | "oldest-forgotten" | "waypoint-too-early" => 8,
         "pins-not-held" => 9,
-        "difference-forgotten" | "over-before-covered" | "redone-backwards" => 10,
+        "over-before-covered" | "redone-backwards" => 10,
         "hlc-goes-back" | "policy-forgotten" => 11,
         "others-not-awaited" => 12,
-        "ceiling-passed" | "copies-starve" => 14,
-        "end-not-told" => 16,
         "queue-is-silence" => 18,
         "any-entry-covers" | "first-entry-only" | "sum-covers" => 19,
         "ack-over-gap" => 27,
-        "image-not-verified" => 33,
-        "newcomer-not-waited-for" => 34,
+        "copies-starve" => 32,
+        "written-before-kept" => 41,
+        "image-not-verified" => 42,
         "wrap-forgotten" => 49,
         "full-group-is-read" => 55,
         "deadline-forgotten" => 65,
         "admitted-is-back" => 75,
         "activity-forgotten" => 79,
-        "switch-forgotten" => 128,
-        "torn-tail-kept" => 161,
+        "async-before-contact" => 108,
+        "end-not-told" => 153,
         "removed-holds-watermark" => 172,
         "boot-ignored" => 178,
-        "written-before-kept" => 200,
         "older-connection-wins" => 215,
-        "async-before-contact" => 222,
-        "unrecorded-unnamed" => 244,
-        "unrecorded-unmapped" => 327,
+        "newcomer-not-waited-for" => 299,
+        "unrecorded-unnamed" => 355,
+        "switch-forgotten" => 361,
+        "unrecorded-unmapped" => 400,
         "floor-not-awaited" => 457,
+        "torn-tail-kept" => 975,
         _ => 1,
     }
 }
@@ -279,7 +280,7 @@ fn every_planted_bug_is_caught() {
             "grown-is-whole" => &[Checker::SitesEqual, Checker::Prefix, Checker::Past],
             "waypoint-too-early" => &[Checker::Past, Checker::Prefix],
             "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
-                &[Checker::Past]
+                &[Checker::Past, Checker::Marks]
             }
             "pins-not-held" => &[Checker::Marks],
             "damage-folded-as-good" | "damage-not-listed" | "image-not-verified" => {
