@@ -303,7 +303,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "publish-after-completion",
             Checker::PublishBeforeComplete,
-            28,
+            150,
             &[Checker::OutputCommit, Checker::ToldRows],
         ),
         (
@@ -334,7 +334,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "ack-over-gap",
             Checker::AckContiguous,
-            39,
+            28,
             &[
                 Checker::Prefix,
                 Checker::ToldRows,
@@ -344,10 +344,10 @@ fn the_checkers_behind_the_first_one_bite_too() {
             ],
         ),
         ("lease-ignored", Checker::Lease, 1, &[Checker::Fence, Checker::OutputCommit]),
-        ("one-too-early", Checker::OutputCommit, 31, &[Checker::ToldRows]),
+        ("one-too-early", Checker::OutputCommit, 18, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::Tag, 6, &[Checker::OutputCommit, Checker::Closed]),
         ("strip-before-merge", Checker::Tag, 6, &[Checker::OutputCommit, Checker::Closed]),
-        ("handing-over-forgotten", Checker::OutputCommit, 5, &[Checker::Closed]),
+        ("handing-over-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 457, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 82, &[Checker::Closed]),
         (
@@ -365,7 +365,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            109,
+            76,
             &[
                 Checker::Stream,
                 Checker::Outsider,
