@@ -1,4 +1,4 @@
-//! Writes the seeds of the corpus: `cargo run --manifest-path fuzz/Cargo.toml --bin seeds`.
+//! Writes the seeds of the corpus: `cargo run -p tidelock-fuzz --bin seeds`.
 //!
 //! They are made with the product's own encoders, so they are to be made again when a format
 //! changes. Each begins with the bytes that its target takes off the front.

@@ -135,6 +135,13 @@ pub(super) struct Ordered<Asker> {
     carried_out: Option<Behind<Answer>>,
 }
 
+/// The outcome of an attempt.
+enum Tried {
+    Answered(Answer),
+    /// The answer, once what the order has changed is durable.
+    CarriedOut(Behind<Answer>),
+}
+
 /// The event after which an order is tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Until {
@@ -217,8 +224,8 @@ impl<D: Driver> GroupLoop<D> {
             self.take_all_waiting(now, driver);
         }
         let answer = match self.attempt(&of, now) {
-            Ok(answer) => answer,
-            Err(behind) => {
+            Tried::Answered(answer) => answer,
+            Tried::CarriedOut(behind) => {
                 let until = Until::Durable(behind.ticket());
                 let of = Ordered { carried_out: Some(behind), until, ..of };
                 self.orders.extend(self.answer_if_durable(of, driver));
@@ -266,28 +273,31 @@ impl<D: Driver> GroupLoop<D> {
         None
     }
 
-    /// The answer, or the one of an order that is carried out and not durable yet.
-    fn attempt(&mut self, of: &Ordered<D::Asker>, now: Now) -> Result<Answer, Behind<Answer>> {
+    fn attempt(&mut self, of: &Ordered<D::Asker>, now: Now) -> Tried {
         let unavailable = self.unavailable();
         let Phase::Live(group) = &mut self.phase else {
-            return Ok(match of.order {
+            return Tried::Answered(match of.order {
                 Order::Recover { .. } => Answer::Recovered(Err(unavailable)),
                 _ => of.order.failed(unavailable.to_string()),
             });
         };
-        Ok(match &of.order {
+        Tried::Answered(match &of.order {
             Order::Move { member, to } => Answer::Moved(group.move_member(now, member, to)),
             Order::Remove { member } => Answer::Removed(group.try_remove(member)),
             Order::Approve { member, machine } => match group.approve(member, machine) {
-                Ok(approved) => return Err(approved.map(|()| Answer::Approved(Ok(())))),
+                Ok(approved) => {
+                    return Tried::CarriedOut(approved.map(|()| Answer::Approved(Ok(()))));
+                }
                 Err(error) => Answer::Approved(Err(error)),
             },
             Order::SetMark { name, mark, moves } => match group.set_mark(name, mark, *moves) {
-                Ok(mark) => return Err(mark.map(|mark| Answer::Marked(Ok(mark)))),
+                Ok(mark) => return Tried::CarriedOut(mark.map(|mark| Answer::Marked(Ok(mark)))),
                 Err(error) => Answer::Marked(Err(error)),
             },
             Order::RemoveMark { name, kind } => match group.remove_mark(name, *kind) {
-                Ok(removed) => return Err(removed.map(|()| Answer::Unmarked(Ok(())))),
+                Ok(removed) => {
+                    return Tried::CarriedOut(removed.map(|()| Answer::Unmarked(Ok(()))));
+                }
                 Err(error) => Answer::Unmarked(Err(error)),
             },
             Order::Recover { primary_declared_dead, point, accepts_damage } => {

@@ -110,7 +110,7 @@ fn a_pin_on_record_is_held_and_lets_go_when_it_is_off_record() {
     while fold(&mut group) {}
     assert_eq!(shown(&group, &pin.point), Some(5));
     assert_eq!(names(&group), ["gold"], "the bookmark goes with the window");
-    drop(group.remove_mark("gold", MarkKind::Pin).unwrap());
+    let _ = group.remove_mark("gold", MarkKind::Pin).unwrap();
     while fold(&mut group) {}
     assert_eq!(shown(&group, &pin.point), Some(5), "its removal is not durable");
     group.flush();

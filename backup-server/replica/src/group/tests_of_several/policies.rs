@@ -318,9 +318,9 @@ fn who_serves_without_this_server_is_said_at_a_recovery() {
         say(group, 0, Message::ServesUnreached { serves });
         group.flush();
         let told = told(&group.take_outputs(), link(0)).into_iter();
-        let kept = told.filter(|of| matches!(of, Message::ServesUnreachedKept { .. }));
+        let mut kept = told.filter(|of| matches!(of, Message::ServesUnreachedKept { .. }));
         // Before it comes the answer to what had waited for room.
-        kept.last().into_iter().collect::<Vec<_>>()
+        kept.next_back().into_iter().collect::<Vec<_>>()
     };
     let kept = |serves| [Message::ServesUnreachedKept { serves }];
     assert_eq!(says(&mut group, true), kept(false), "it has not said its policy");
