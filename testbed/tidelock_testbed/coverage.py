@@ -27,7 +27,14 @@ from .progress import say
 
 TARGET = ROOT / "target" / "coverage"
 SIMULATOR = "tidelock-sim"
-NOT_PRODUCTION = ("testbed/", "fuzz/", "protocol/planted/", "netfilter/native/", "netfilter/src/bin/gate-drive.rs", "target/")
+NOT_PRODUCTION = (
+    "testbed/",
+    "fuzz/",
+    "protocol/planted/",
+    "netfilter/native/",
+    "netfilter/src/bin/gate-drive.rs",
+    "target/",
+)
 NOT_COUNTED = re.compile(
     r"^protocol/config/"
     r"|/src/(\w+/)*(cli|config|metrics)(/|\.rs$)"
