@@ -4,6 +4,7 @@
 use super::format::{HEADER_BYTES, path_of};
 use super::*;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
@@ -171,8 +172,9 @@ fn a_torn_tail_is_the_end() {
     let positions = append(&mut journal, 1..=12);
     let path = path_of(dir.path(), 1);
     let whole = fs::read(&path).unwrap();
-    for len in (HEADER_BYTES..whole.len()).step_by(3) {
-        fs::write(&path, &whole[..len]).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    for len in (HEADER_BYTES..whole.len()).step_by(3).rev() {
+        file.set_len(len as u64).unwrap();
         let mut reader = reader(dir.path(), FIRST, 1);
         let mut last = 0;
         while let Some(read) = reader.read_if_whole().unwrap() {
@@ -194,10 +196,9 @@ fn a_damaged_byte_is_found() {
     append(&mut journal, 1..=6);
     let path = path_of(dir.path(), 1);
     let whole = fs::read(&path).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
     for at in 0..whole.len() {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 0x10;
-        fs::write(&path, &bytes).unwrap();
+        file.write_all_at(&[whole[at] ^ 0x10], at as u64).unwrap();
         let mut reader = reader(dir.path(), FIRST, 1);
         let mut last = 0;
         let failed = loop {
@@ -211,6 +212,7 @@ fn a_damaged_byte_is_found() {
         };
         assert!(last < 6, "byte {at} is covered by no checksum");
         assert!(failed.to_string().contains("000000000001.segment"), "{failed}");
+        file.write_all_at(&whole[at..=at], at as u64).unwrap();
     }
 }
 
