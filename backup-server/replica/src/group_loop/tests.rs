@@ -2,14 +2,16 @@
 
 use super::*;
 use crate::group::{GuestEffect, MoveError};
+use crate::history::At;
 use std::collections::BTreeSet;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, Seq, WriterId};
 use tidelock_protocol::message::{DiskSpec, LastRun, Message, Mode, Role, Writing};
 use tidelock_protocol::record::{DiskChange, Effect, Record};
 use tidelock_protocol::vector::CountVector;
-use tidelock_storage::memory::{Memory, MemoryFile};
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
 use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{Mark, MarkKind};
 
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
 const GRACE_MS: u64 = 15_000;
@@ -412,4 +414,64 @@ fn a_removal_waits_for_its_note_and_guests_for_their_flushes() {
     assert_eq!(of.driver.guests, [1, 3]);
     assert!(of.sync_ends(0));
     assert_eq!(of.driver.guests, [1, 3, 2]);
+}
+
+fn mark(of: &Looped, set_at_unix_ms: u64) -> Mark {
+    let point = of.state.group().unwrap().history().unwrap().resolve(&At::Latest).unwrap();
+    let kind = MarkKind::Bookmark;
+    Mark { kind, point, set_at_unix_ms, expires_at_unix_ms: None, asked_by: None }
+}
+
+fn set(of: &Looped, set_at_unix_ms: u64) -> Order {
+    Order::SetMark { name: "deploy".into(), mark: mark(of, set_at_unix_ms), moves: true }
+}
+
+#[test]
+fn orders_that_change_one_mark_are_carried_out_once_each_and_answered_when_that_is_durable() {
+    let mut of = Looped::new();
+    let (first, second) = (set(&of, 1), set(&of, 2));
+    of.state.order(first, 1, at_ms(0));
+    of.state.order(second, 2, at_ms(0));
+    of.turn_alone(0);
+    assert!(of.driver.answers.is_empty() && of.state.group().unwrap().marks().is_empty());
+    assert!(of.sync_ends(0));
+    of.turn_alone(0);
+    assert!(of.driver.sync.is_none(), "nothing is set again");
+    let set_at = |(asker, answer): &(u32, Answer)| match answer {
+        Answer::Marked(Ok(mark)) => (*asker, mark.set_at_unix_ms),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(of.driver.answers.iter().map(set_at).collect::<Vec<_>>(), [(1, 1), (2, 2)]);
+    assert_eq!(of.state.group().unwrap().marks()[0].mark.set_at_unix_ms, 2);
+
+    of.driver.answers.clear();
+    let removal = || Order::RemoveMark { name: "deploy".into(), kind: MarkKind::Bookmark };
+    of.order(0, 3, removal());
+    of.order(0, 4, removal());
+    let answers = &*of.driver.answers;
+    let removed = matches!(answers, [(3, Answer::Unmarked(Ok(()))), (4, Answer::Unmarked(Err(_)))]);
+    assert!(removed, "{answers:?}");
+}
+
+#[test]
+fn an_order_that_cannot_become_durable_is_answered_so() {
+    let mut of = Looped::new();
+    let order = set(&of, 1);
+    of.driver.disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    of.order(0, 1, order);
+    of.turn(1_000);
+    let answers = std::mem::take(&mut of.driver.answers);
+    let [(1, Answer::Marked(Err(full)))] = &*answers else { panic!("{answers:?}") };
+    assert!(full.to_string().contains("make room"), "{full}");
+
+    let mut of = Looped::new();
+    let order = set(&of, 1);
+    of.state.order(order, 1, at_ms(0));
+    of.turn_alone(0);
+    of.driver.disk.set_faults(Faults { sync_fails: true, ..Faults::default() });
+    of.turn(0);
+    assert!(of.state.broken_because().is_some());
+    of.turn(1);
+    let answers = std::mem::take(&mut of.driver.answers);
+    assert!(matches!(&*answers, [(1, Answer::Marked(Err(_)))]), "{answers:?}");
 }
