@@ -96,9 +96,9 @@ pub struct GroupSlot {
     pub(crate) contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
-    /// It was seeded.
+    /// True for a group that was seeded.
     is_seeded: bool,
-    /// What operators know of its bookmarks and pins.
+    /// Knowledge of operators on its bookmarks and pins.
     pub(crate) marks: Marks,
     /// It was recovered, and will be protected again.
     pub(crate) is_on_its_way: bool,

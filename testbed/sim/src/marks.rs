@@ -15,7 +15,7 @@ use tidelock_store::journal::{Mark, MarkKind, Point};
 /// Most marks of a group that somebody knows of.
 const MARKS_MAX: usize = 3;
 
-/// What operators know of a group's marks.
+/// Knowledge of operators on a group's marks.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     last: u64,
@@ -110,7 +110,7 @@ impl World {
                 marks.told.insert(name, (kind, point, expires_at_unix_ms));
             }
             Answer::Unmarked(Ok(())) => drop(marks.gone.insert(name)),
-            // It may have been carried out all the same.
+            // Perhaps carried out all the same.
             answer => note!(self, "group {group}: mark {name}: {answer:?}"),
         }
     }

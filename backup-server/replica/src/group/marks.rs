@@ -56,7 +56,7 @@ pub enum MarkError {
         /// Marks of this kind that the group has.
         known: String,
     },
-    /// All marks have a bound together.
+    /// No room among the marks of the group.
     #[error(
         "the bookmarks and pins of this group have taken all of their {} KiB: remove some, or let them expire",
         MARKS_MAX_BYTES >> 10
@@ -76,7 +76,7 @@ pub enum MarkError {
 /// A bookmark or pin as it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedMark {
-    /// Its name.
+    /// Name of the mark.
     pub name: String,
     /// The mark.
     pub mark: Mark,

@@ -60,7 +60,7 @@ pub enum Order {
     },
     /// Sets a bookmark or pin.
     SetMark {
-        /// Its name.
+        /// Name of the mark.
         name: String,
         /// The mark.
         mark: Mark,
@@ -69,7 +69,7 @@ pub enum Order {
     },
     /// Takes a bookmark or pin out.
     RemoveMark {
-        /// Its name.
+        /// Name of the mark.
         name: String,
         /// Bookmark or pin, as which it must be there.
         kind: MarkKind,

@@ -15,13 +15,13 @@ use tidelock_protocol::bounds::is_name;
 /// Most bytes of a group's marks in a checkpoint: thousands of a group of three writers, hundreds of one of 64.
 pub const MARKS_MAX_BYTES: usize = 384 << 10;
 
-/// What a mark does to its point.
+/// Effect of a mark on its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
-    /// It names the point.
+    /// A name of the point.
     Bookmark,
-    /// It names the point and holds it.
+    /// A name of the point that holds it.
     Pin,
 }
 

@@ -72,7 +72,7 @@ pub enum Note {
     },
     /// A bookmark or pin is set or taken out.
     Mark {
-        /// Its name.
+        /// Name of the mark.
         name: String,
         /// The mark; `None`: it is taken out.
         mark: Option<Mark>,

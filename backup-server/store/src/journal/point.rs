@@ -27,7 +27,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Its time for people: when it arrived here, in milliseconds since the Unix epoch.
+    /// Time for people: arrival here, in milliseconds since the Unix epoch.
     #[must_use]
     pub fn wall_ms(&self) -> u64 {
         self.arrived_ms
