@@ -1,11 +1,13 @@
 //! Operators' orders that may have to wait in their group's loop: what is told meanwhile, and whether the operator is
 //! still there.
 
-use super::control::{Reply, find, reply};
+use super::control::{Reply, ask, find, reply};
 use super::inbox::Event;
 use super::registry::Registry;
 use std::io;
 use tidelock_replica::group_loop::{Answer, Order, Wait};
+use tidelock_replica::history::History;
+use tidelock_storage::files::OpenFile;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{oneshot, watch};
@@ -86,6 +88,12 @@ pub(super) async fn order_at_once(
         return Err(closed());
     }
     answer.await.map_err(|_| closed())
+}
+
+/// The past of a group, with everything that had arrived when it was asked for, as far as there is room.
+pub(super) async fn history(registry: &Registry, group: &str) -> Result<History<OpenFile>, String> {
+    order_at_once(registry, group, Order::Settle).await?;
+    ask(registry, group, |done| Event::History { done }).await?
 }
 
 fn waiting(wait: Wait) -> Reply {

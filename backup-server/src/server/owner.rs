@@ -136,10 +136,6 @@ impl Owner {
                 let _ = done.send(());
             }
             Event::Order { order, asker } => state.order(order, asker, now),
-            query @ Event::History { .. } => {
-                state.settle(now, driver);
-                self.answer(query);
-            }
             query => self.answer(query),
         }
     }

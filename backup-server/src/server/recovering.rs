@@ -4,7 +4,7 @@
 use super::control::{Reply, ask, damaged, group_status};
 use super::exports::Exports;
 use super::inbox::{DamagedAsk, Event};
-use super::orders::order;
+use super::orders::{self, order};
 use super::registry::Registry;
 use super::travel;
 use std::io;
@@ -112,8 +112,7 @@ async fn rehearse(
     let last_write_unix_ms = match point {
         Some(point) => Some(point.arrived_ms),
         None => {
-            let asked = ask(registry, &now.group, |done| Event::History { done }).await;
-            let history = asked.and_then(|answer| answer);
+            let history = orders::history(registry, &now.group).await;
             history.ok().and_then(|history| history.newest().ok()).map(|point| point.arrived_ms)
         }
     };

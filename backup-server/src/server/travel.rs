@@ -3,7 +3,7 @@
 
 use super::control::{Reply, ask};
 use super::inbox::Event;
-use super::orders::order_at_once;
+use super::orders::{self, order_at_once};
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
 use serde::{Deserialize, Serialize};
@@ -137,7 +137,7 @@ pub(super) struct Look {
 }
 
 pub(super) async fn look(registry: &Registry, group: &str) -> Result<Look, String> {
-    let history = ask(registry, group, |done| Event::History { done }).await??;
+    let history = orders::history(registry, group).await?;
     let marks = ask(registry, group, |done| Event::Marks { done }).await??;
     Ok(Look { history, marks })
 }

@@ -468,17 +468,6 @@ impl<D: Driver> GroupLoop<D> {
         self.send_outputs(driver);
     }
 
-    /// Makes everything received durable, for whoever looks at the past next, and waits for the disk. No sync is under
-    /// way.
-    pub fn settle(&mut self, now: Now, driver: &mut D) {
-        self.tick(now);
-        let Phase::Live(group) = &mut self.phase else { return };
-        group.flush();
-        self.must_turn = true;
-        self.answer_guests(driver);
-        self.send_outputs(driver);
-    }
-
     fn send_outputs(&mut self, driver: &mut D) {
         let Phase::Live(group) = &mut self.phase else { return };
         for notice in group.take_notices() {

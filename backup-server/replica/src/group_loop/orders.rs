@@ -67,6 +67,8 @@ pub enum Order {
         /// True if one of this name is moved.
         moves: bool,
     },
+    /// Waits until everything that has arrived is durable, as far as there is room: for whoever looks at the past next.
+    Settle,
     /// Takes a bookmark or pin out.
     RemoveMark {
         /// Name of the mark.
@@ -86,6 +88,7 @@ impl Order {
             Self::Approve { .. } => Answer::Approved(Err(ApproveError::Journal(reason))),
             Self::SetMark { .. } => Answer::Marked(Err(MarkError::Journal(reason))),
             Self::RemoveMark { .. } => Answer::Unmarked(Err(MarkError::Journal(reason))),
+            Self::Settle => Answer::Settled,
         }
     }
 }
@@ -119,6 +122,8 @@ pub enum Answer {
     Marked(Result<Mark, MarkError>),
     /// To [`Order::RemoveMark`].
     Unmarked(Result<(), MarkError>),
+    /// To [`Order::Settle`].
+    Settled,
 }
 
 /// An order that has no answer yet.
@@ -290,6 +295,9 @@ impl<D: Driver> GroupLoop<D> {
                 }
                 Err(error) => Answer::Approved(Err(error)),
             },
+            Order::Settle => {
+                return Tried::CarriedOut(Behind::new(group.ticket(), Answer::Settled));
+            }
             Order::SetMark { name, mark, moves } => match group.set_mark(name, mark, *moves) {
                 Ok(mark) => return Tried::CarriedOut(mark.map(|mark| Answer::Marked(Ok(mark)))),
                 Err(error) => Answer::Marked(Err(error)),
@@ -355,6 +363,7 @@ fn deadline_of<S: Storage>(group: &Group<S>, order: &Order) -> Option<MonoNanos>
     match order {
         Order::Remove { .. }
         | Order::Approve { .. }
+        | Order::Settle
         | Order::SetMark { .. }
         | Order::RemoveMark { .. } => None,
         Order::Recover { .. } => Some(group.may_recover_from()),

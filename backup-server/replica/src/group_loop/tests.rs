@@ -475,3 +475,20 @@ fn an_order_that_cannot_become_durable_is_answered_so() {
     let answers = std::mem::take(&mut of.driver.answers);
     assert!(matches!(&*answers, [(1, Answer::Marked(Err(_)))]), "{answers:?}");
 }
+
+#[test]
+fn a_look_at_the_past_waits_for_what_has_arrived_and_not_for_what_comes_later() {
+    let mut of = Looped::new();
+    of.record(2);
+    of.state.order(Order::Settle, 1, at_ms(0));
+    of.turn_alone(0);
+    assert!(of.driver.answers.is_empty());
+    of.record(3);
+    of.turn_alone(0);
+    assert!(of.sync_ends(0));
+    of.turn_alone(0);
+    assert!(matches!(&*of.driver.answers, [(1, Answer::Settled)]), "{:?}", of.driver.answers);
+    assert!(of.driver.sync.is_some(), "that of the later record");
+    let newest = of.state.group().unwrap().history().unwrap().resolve(&At::Latest).unwrap();
+    assert_eq!(newest.cut.get(WriterId(0)), Seq(2));
+}
