@@ -10,15 +10,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::CompressedStatus;
 use tidelock_replica::group::NamedMark;
 use tidelock_replica::group_loop::{Answer, Order};
-use tidelock_replica::history::{At, Bucket, History, Hold, PastError, Point};
+use tidelock_replica::history::{Bucket, History, Hold, PastError, Point};
 use tidelock_replica::manifest::Manifest;
 use tidelock_replica::text;
 use tidelock_replica::travel::moment::Moment;
-use tidelock_replica::travel::when::When;
+use tidelock_replica::travel::when::{FindError, When};
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
 use tidelock_store::journal::{HostRequest, Mark, MarkKind};
@@ -155,24 +154,10 @@ pub(super) async fn looking<T: Send + 'static>(
 impl Look {
     /// The point that is asked for.
     pub(super) fn resolve(&self, when: &When) -> Result<Point, String> {
-        let history = &self.history;
-        let at = match when {
-            When::Latest => At::Latest,
-            When::Oldest => return history.oldest().map_err(|e| self.explain(when, &e)),
-            When::WallMs(ms) => At::WallMs(*ms),
-            When::BeforeNowMs(ms) => At::WallMs(history.now_ms().saturating_sub(*ms)),
-            When::Hlc(hlc) => At::Hlc(*hlc),
-            When::Seqs(seqs) => At::Vector(self.vector(seqs)?),
-            When::Bookmark(name) => {
-                let found = self.marks.iter().find(|mark| mark.name == *name).ok_or_else(|| {
-                    let known: Vec<_> = self.marks.iter().map(|mark| mark.name.as_str()).collect();
-                    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-                    format!("there is no bookmark or pin {name}; there are: {known}")
-                })?;
-                return history.locate(&found.mark.point).map_err(|e| self.explain(when, &e));
-            }
-        };
-        history.resolve(&at).map_err(|e| self.explain(when, &e))
+        when.find(&self.history, &self.marks).map_err(|error| match error {
+            FindError::Past(error) => self.explain(when, &error),
+            error => error.to_string(),
+        })
     }
 
     /// The same for a span of time: what is outside of the window is cut off.
@@ -204,22 +189,6 @@ impl Look {
             When::BeforeNowMs(ms) => Some(self.history.now_ms().saturating_sub(*ms)),
             _ => None,
         }
-    }
-
-    /// Members that are not named are not limited.
-    fn vector(&self, seqs: &BTreeMap<String, u64>) -> Result<CountVector, String> {
-        use tidelock_protocol::ids::{Seq, WriterId};
-        let writers = &self.history.manifest().writers;
-        if let Some(unknown) = seqs.keys().find(|name| !writers.contains(name)) {
-            let known = writers.join(", ");
-            return Err(format!("{unknown} is not a member with disks; those are: {known}"));
-        }
-        let newest = self.history.newest().map_err(|e| e.to_string())?.cut;
-        let entry = |(i, name): (usize, &String)| {
-            let writer = WriterId(i as u16);
-            (writer, seqs.get(name).map_or(newest.get(writer), |seq| Seq(*seq)))
-        };
-        Ok(writers.iter().enumerate().map(entry).collect())
     }
 
     /// With times and names that people know.

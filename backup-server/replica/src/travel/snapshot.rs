@@ -11,11 +11,12 @@
 //! is made or moved that is on record first, with every point that is needed to go on, and those are held from
 //! before the first fold on (rule 5). A directory without `snapshot.json` is no snapshot.
 
-use crate::history::Point;
+use super::copy::Plan;
+use crate::history::{History, Point};
 use serde::{Deserialize, Serialize};
 use std::io;
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_storage::Storage;
+use tidelock_storage::{Storage, StorageFile};
 use tidelock_store::extents::DiskKey;
 
 /// The record, in the snapshot's directory.
@@ -144,6 +145,49 @@ impl Record {
         self.target.as_ref().unwrap_or(&self.point)
     }
 
+    /// What is to be done with the image of a disk for the point that it aims at, which is here now. `previous`: the
+    /// point of the copy that is made before it in the same pass.
+    pub fn plan<F: StorageFile>(
+        &self,
+        history: &History<F>,
+        aim: &Point,
+        disk: DiskKey,
+        previous: Option<&Point>,
+    ) -> Plan {
+        let changed = |from: &Point| {
+            let from = history.locate(from).ok()?;
+            Some(history.changed(&from, aim, disk).ok()?.collect())
+        };
+        let from = match self.stage {
+            Stage::Making if self.base.is_none() => {
+                return Plan::Fill { is_new: false, unlike_previous: previous.and_then(changed) };
+            }
+            Stage::Rolling if self.mixed => None,
+            Stage::Rolling => Some(&self.point),
+            Stage::Making | Stage::Whole => self.base_point.as_ref(),
+        };
+        from.and_then(changed).map_or(Plan::Compare, Plan::Change)
+    }
+
+    /// Its images are to be moved to another point. One that is not made yet cannot be.
+    pub fn roll_to(&mut self, to: Point) {
+        assert!(self.stage != Stage::Making, "its images are of no point yet");
+        self.mixed |= self.stage == Stage::Rolling && self.aim().cut != to.cut;
+        self.stage = Stage::Rolling;
+        self.target = Some(to);
+        self.paused = false;
+        self.disks.iter_mut().for_each(|disk| disk.digest = None);
+    }
+
+    /// All its images are durable: it has what it aimed at.
+    pub fn is_made(&mut self) {
+        if let Some(target) = self.target.take() {
+            self.point = target;
+        }
+        self.stage = Stage::Whole;
+        (self.mixed, self.paused, self.together) = (false, false, None);
+    }
+
     /// The points that are needed to go on.
     #[must_use]
     pub fn needs(&self) -> Vec<&Point> {
@@ -221,5 +265,21 @@ mod tests {
         assert!(read(&disk, "d").unwrap_err().to_string().contains("use a newer one"));
         put(&EXAMPLE[..200]);
         assert!(read(&disk, "d").unwrap_err().to_string().contains("damaged"));
+    }
+
+    #[test]
+    fn one_that_is_moved_elsewhere_on_its_way_is_of_no_one_point_until_it_is_whole() {
+        let mut record: Record = serde_json::from_str(EXAMPLE).unwrap();
+        let (from, on_the_way) = (record.point.clone(), record.aim().clone());
+        record.paused = true;
+        record.roll_to(on_the_way.clone());
+        assert!(!record.mixed && !record.paused && record.disks[0].digest.is_none());
+        record.roll_to(from.clone());
+        assert!(record.mixed && *record.aim() == from);
+        record.is_made();
+        assert_eq!((record.stage, &record.point, record.mixed), (Stage::Whole, &from, false));
+        record.roll_to(on_the_way.clone());
+        record.is_made();
+        assert!(record.point == on_the_way && record.target.is_none() && !record.mixed);
     }
 }

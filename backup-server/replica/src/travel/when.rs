@@ -1,18 +1,23 @@
-//! Points in time as people write them: one parser for every command that takes one.
+//! Points in time as people write them: one parser for every command that takes one, and the point of a group that
+//! each stands for.
 //!
 //! Invariant: what [`When`] prints is parsed to the same. Times are cut to the millisecond, downwards: a view
 //! never shows anything later than was asked for.
 
+use crate::group::NamedMark;
+use crate::history::{At, History, PastError, Point};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
+use tidelock_protocol::bounds;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::vector::CountVector;
+use tidelock_storage::StorageFile;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-
-use tidelock_protocol::bounds;
 
 /// What is accepted, for help texts and errors.
 pub const ACCEPTED: &str = "latest or oldest; a time like 2026-11-22T13:05:00Z or \"2026-11-22 13:05\" (UTC unless it has a \
@@ -47,6 +52,74 @@ pub struct WhenError {
     pub text: String,
     /// What is wrong with it.
     pub reason: String,
+}
+
+/// Why a group has no point for a text.
+#[derive(Debug, Error)]
+pub enum FindError {
+    /// No mark has this name.
+    #[error("there is no bookmark or pin {name}; there are: {known}")]
+    NoMark {
+        /// The name that was asked for.
+        name: String,
+        /// Names of the marks that there are.
+        known: String,
+    },
+    /// No member with disks has this name.
+    #[error("{name} is not a member with disks; those are: {known}")]
+    NoMember {
+        /// The name that was asked for.
+        name: String,
+        /// Names of the members with disks.
+        known: String,
+    },
+    /// The history does not have it.
+    #[error(transparent)]
+    Past(#[from] PastError),
+}
+
+impl When {
+    /// The point of a group's history, with the marks that are on record.
+    pub fn find<F: StorageFile>(
+        &self,
+        history: &History<F>,
+        marks: &[NamedMark],
+    ) -> Result<Point, FindError> {
+        let at = match self {
+            When::Latest => At::Latest,
+            When::Oldest => return Ok(history.oldest()?),
+            When::WallMs(ms) => At::WallMs(*ms),
+            When::BeforeNowMs(ms) => At::WallMs(history.now_ms().saturating_sub(*ms)),
+            When::Hlc(hlc) => At::Hlc(*hlc),
+            When::Seqs(seqs) => At::Vector(vector(history, seqs)?),
+            When::Bookmark(name) => {
+                let found = marks.iter().find(|mark| mark.name == *name).ok_or_else(|| {
+                    let known: Vec<_> = marks.iter().map(|mark| mark.name.as_str()).collect();
+                    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                    FindError::NoMark { name: name.clone(), known }
+                })?;
+                return Ok(history.locate(&found.mark.point)?);
+            }
+        };
+        Ok(history.resolve(&at)?)
+    }
+}
+
+/// Members that are not named are not limited.
+fn vector<F: StorageFile>(
+    history: &History<F>,
+    seqs: &BTreeMap<String, u64>,
+) -> Result<CountVector, FindError> {
+    let writers = &history.manifest().writers;
+    if let Some(unknown) = seqs.keys().find(|name| !writers.contains(name)) {
+        return Err(FindError::NoMember { name: unknown.clone(), known: writers.join(", ") });
+    }
+    let newest = history.newest()?.cut;
+    let entry = |(i, name): (usize, &String)| {
+        let writer = WriterId(i as u16);
+        (writer, seqs.get(name).map_or(newest.get(writer), |seq| Seq(*seq)))
+    };
+    Ok(writers.iter().enumerate().map(entry).collect())
 }
 
 impl FromStr for When {

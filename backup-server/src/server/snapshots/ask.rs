@@ -262,30 +262,19 @@ impl Snapshots {
             &record.disks,
             &disks(look, &to, record.base.is_some()),
         )?;
-        match record.stage {
-            Stage::Making => {
-                return Err(format!(
-                    "snapshot {name} is not made yet: go on with it, or remove it"
-                ));
-            }
-            Stage::Whole => {}
-            // On the way to there already.
-            Stage::Rolling if record.aim().cut == to.cut => {}
-            Stage::Rolling => record.mixed = true,
+        if record.stage == Stage::Making {
+            return Err(format!("snapshot {name} is not made yet: go on with it, or remove it"));
         }
         let needed = self.difference_bytes(&look.history, &record.point, &to, &record.disks);
         self.check_room(needed.unwrap_or(0))?;
-        record.stage = Stage::Rolling;
-        record.target = Some(to);
-        record.paused = false;
+        record.roll_to(to);
         record.pace = wanted.pace;
         self.put_rolling(look, name, record)?;
         let started = self.start(group, vec![name.to_owned()]);
         Ok(SnapshotsStarted { names: vec![name.to_owned()], started, notes: Vec::new() })
     }
 
-    fn put_rolling(&self, look: &Look, name: &str, mut record: Record) -> Result<(), String> {
-        record.disks.iter_mut().for_each(|disk| disk.digest = None);
+    fn put_rolling(&self, look: &Look, name: &str, record: Record) -> Result<(), String> {
         let group = record.group.clone();
         let mut entry = Entry::new(record);
         hold(&look.history, name, &mut entry)?;

@@ -7,7 +7,6 @@ use crate::server::qemu::{self, QemuImage};
 use crate::server::travel;
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -243,23 +242,9 @@ impl Snapshots {
             let views = look.history.open(&aim).map_err(|e| lost(name, &e))?;
             let mut of_disks = BTreeMap::new();
             for disk in &record.disks {
-                let changed = |from: &Point| -> Option<Vec<Range<u64>>> {
-                    let from = look.history.locate(from).ok()?;
-                    Some(look.history.changed(&from, &aim, disk.key()).ok()?.collect())
-                };
-                let from = match record.stage {
-                    Stage::Rolling if !record.mixed => Some(&record.point),
-                    Stage::Rolling => None,
-                    _ => record.base_point.as_ref(),
-                };
-                let plan = match (record.stage, &record.base) {
-                    (Stage::Making, None) => Plan::Fill {
-                        is_new: false,
-                        unlike_previous: previous.as_ref().and_then(changed),
-                    },
-                    _ => from.and_then(changed).map_or(Plan::Compare, Plan::Change),
-                };
-                let view = views.get(&disk.key()).cloned();
+                let plan = record.plan(&look.history, &aim, disk.key(), previous.as_ref());
+                let is_same = |view: &&PastView<OpenFile>| view.size_bytes() == disk.size_bytes;
+                let view = views.get(&disk.key()).filter(is_same).cloned();
                 let view = view.ok_or_else(|| lost(name, &"it has other disks there"))?;
                 of_disks.insert(disk.name.clone(), (view, plan));
             }
@@ -423,11 +408,7 @@ impl Snapshots {
     /// All images are durable: says so on record.
     fn finish(&self, name: &str, record: &mut Record) -> io::Result<()> {
         self.files.sync_dir(&Self::place(&record.group, name))?;
-        if let Some(target) = record.target.take() {
-            record.point = target;
-        }
-        record.stage = Stage::Whole;
-        (record.mixed, record.paused, record.together) = (false, false, None);
+        record.is_made();
         self.save(name, record)?;
         if let Some(entry) = self.lock().get_mut::<Key>(&key(&record.group, name)) {
             entry.record = record.clone();
