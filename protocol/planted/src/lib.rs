@@ -165,6 +165,10 @@ pub enum Bug {
     ImageNotVerified,
     /// Breaks rule 5: a point is not told to be affected by damage that was folded.
     DamageNotListed,
+    /// Breaks rule 5: two points of several writers are put in the order of their times.
+    OrderedByTime,
+    /// Breaks rule 5: an increment is without its last extent.
+    LastExtentForgotten,
     /// Breaks rules 3 and 9: a segment's own file goes before the compressed one is durable.
     ColdNotSynced,
 }

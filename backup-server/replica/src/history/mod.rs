@@ -43,6 +43,7 @@ use std::io;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
@@ -433,9 +434,16 @@ impl<F: StorageFile> History<F> {
         to: &Point,
         disk: DiskKey,
     ) -> Result<impl Iterator<Item = Range<u64>> + use<F>, PastError> {
-        let (from, to) = if from.hlc <= to.hlc { (from, to) } else { (to, from) };
+        let seq = |point: &Point| point.cut.get(disk.writer);
+        // Their times do not say it: of several writers many states have one time, and the latest may have an earlier
+        // one than a state that it follows.
+        let is_in_order = match tidelock_planted::is(Bug::OrderedByTime) {
+            true => from.hlc <= to.hlc,
+            false => seq(from) <= seq(to),
+        };
+        let (from, to) = if is_in_order { (from, to) } else { (to, from) };
         let between = from.beyond.max(self.base).segment..=to.end.segment;
-        let (after, last) = (from.cut.get(disk.writer), to.cut.get(disk.writer));
+        let (after, last) = (seq(from), seq(to));
         let mut extents = Extents::default();
         for segment in self.tail.segments().iter().filter(|of| between.contains(&of.index)) {
             for entry in self.tail.entries_of(segment.index, disk.writer)? {

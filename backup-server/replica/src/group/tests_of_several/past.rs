@@ -428,3 +428,23 @@ fn a_wrong_clock_moves_no_point_in_time_and_costs_no_part_of_the_window() {
         assert!(matches!(gone, PastError::BeforeWindow { .. }), "{gone}");
     }
 }
+
+/// States of one time are told apart by their seqs, in whatever order they are given.
+#[test]
+fn what_changed_between_two_points_of_one_time_is_told_both_ways() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    send(&mut group, record(0, 2, hlc(20), &[]));
+    // By a clock that is behind.
+    send(&mut group, record(1, 2, hlc(15), &[]));
+    group.flush();
+    let past = group.history().unwrap();
+    let before = past.resolve(&At::Vector(vector(&[2, 1]))).unwrap();
+    let after = past.newest().unwrap();
+    assert_eq!((before.hlc, &after.cut), (after.hlc, &vector(&[2, 2])));
+    let key = DiskKey { writer: WriterId(1), disk: DiskId(0) };
+    for (from, to) in [(&before, &after), (&after, &before)] {
+        let changed: Vec<_> = past.changed(from, to, key).unwrap().collect();
+        assert_eq!(changed, [0..64]);
+    }
+}
