@@ -297,7 +297,8 @@ impl<F: StorageFile> History<F> {
         })?;
         for end in ends {
             match self.resolve(&At::Hlc(end)) {
-                Err(PastError::Initialising { .. }) => {}
+                // The copy of one writer ended before the window, and that of another in it.
+                Err(PastError::Initialising { .. } | PastError::BeforeWindow { .. }) => {}
                 Err(PastError::NotComplete { .. }) => break,
                 found => return found,
             }

@@ -448,3 +448,24 @@ fn what_changed_between_two_points_of_one_time_is_told_both_ways() {
         assert_eq!(changed, [0..64]);
     }
 }
+
+#[test]
+fn the_oldest_point_is_found_though_one_copy_had_ended_before_the_window() {
+    let disk = Memory::new();
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = shape.create_with(&disk, windowed(1)).unwrap();
+    for writer in 0..2 {
+        attach(&mut group, at_ms(0), &shape.writer(writer, 1, LastRun::Unknown));
+    }
+    send(&mut group, done(0, 1, hlc(0), &[]));
+    for n in 1..5 {
+        send(&mut group, record(0, n + 1, hlc(n), &[]));
+        group.flush();
+    }
+    while fold(&mut group, at_ms(1000)) {}
+    send(&mut group, done(1, 1, hlc(5), &[]));
+    group.flush();
+    let past = group.history().unwrap();
+    assert!(past.oldest_time() > Hlc(hlc(0)), "{}", past.oldest_time());
+    assert_eq!(past.oldest().unwrap().cut, vector(&[5, 1]));
+}
