@@ -16,7 +16,8 @@ pub struct Moment {
     pub time: String,
     /// The same in milliseconds since the Unix epoch.
     pub unix_ms: u64,
-    /// The time of the hybrid logical clock, as `L.C`: asked for as `hlc:L.C` it is this point again.
+    /// The time of the hybrid logical clock, as `L.C`. A point that was asked for by time is this one again as `hlc:L.C`. Of
+    /// several writers others may have the same time: the seqs tell them apart.
     pub hlc: String,
     /// The same as one number.
     pub hlc_raw: Hlc,
