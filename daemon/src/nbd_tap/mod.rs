@@ -3,6 +3,8 @@
 
 mod connection;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 pub use connection::{ConnectionId, Limits};
 
