@@ -16,6 +16,8 @@
 mod policy;
 mod standing;
 mod switching;
+#[cfg(test)]
+mod tests;
 mod told;
 
 pub use switching::{SwitchError, SwitchState};
