@@ -290,3 +290,69 @@ impl<T> HostLink<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGUN: MonoNanos = MonoNanos(1_000_000);
+
+    fn link() -> HostLink<()> {
+        let hello = Hello { host: "host-a".into(), software: "test".into() };
+        HostLink::new("backup".into(), hello, Vec::new(), 7, BEGUN)
+    }
+
+    #[test]
+    fn an_attempt_has_its_time_and_the_next_one_comes_after_a_pause() {
+        let mut link = link();
+        assert!(link.wants_connection());
+        let late = BEGUN.plus_ms(CONNECT_TIMEOUT.as_millis() as u64);
+        assert_eq!(link.deadline(), late);
+        link.tick(MonoNanos(late.0 - 1)).unwrap();
+        let silent = link.tick(late).unwrap_err();
+        link.lost(silent, late).unwrap();
+        let again = link.deadline();
+        link.tick(MonoNanos(again.0 - 1)).unwrap();
+        assert!(!link.wants_connection());
+        link.tick(again).unwrap();
+        assert!(link.wants_connection());
+    }
+
+    #[test]
+    fn pauses_grow_to_a_bound_that_is_higher_for_a_host_that_is_refused() {
+        let refused = |kind| ConnectionError::Refused { kind, reason: "a test".into() };
+        let are_within = |error: &dyn Fn() -> ConnectionError, stood_ms, bounds_ms: [u64; 8]| {
+            let (mut link, mut now) = (link(), BEGUN);
+            for bound_ms in bounds_ms {
+                let lost_at = now.plus_ms(stood_ms);
+                link.lost(error(), lost_at).unwrap();
+                now = link.deadline();
+                link.tick(now).unwrap();
+                let pause_ms = now.since_ns(lost_at) / 1_000_000;
+                assert!((bound_ms / 2..=bound_ms).contains(&pause_ms), "{pause_ms} of {bound_ms}");
+            }
+        };
+        let silent = || ConnectionError::Silent(CONNECT_TIMEOUT);
+        let (stopping, quota) = (|| refused(RefusalKind::Stopping), || refused(RefusalKind::Quota));
+        let growing_ms = [200, 400, 800, 1600, 3200, 5000, 5000, 5000];
+        are_within(&silent, 0, growing_ms);
+        are_within(&stopping, 0, growing_ms);
+        are_within(&quota, 0, [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600]);
+        let steady_ms = STEADY.as_millis() as u64;
+        are_within(&silent, steady_ms, growing_ms);
+        are_within(&silent, steady_ms + 1, [100; 8]);
+        are_within(&quota, steady_ms + 1, [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600]);
+    }
+
+    #[test]
+    fn a_link_that_ends_is_finished_when_the_network_has_taken_everything() {
+        let mut link = link();
+        link.connected(BEGUN);
+        assert!(!link.output().unwrap().is_empty() && link.out_bytes() > 1);
+        assert!(!link.is_finished());
+        link.owners_gone();
+        assert!(!link.is_finished());
+        link.output().unwrap().clear();
+        assert!(link.is_finished());
+    }
+}

@@ -336,3 +336,33 @@ pub trait EpochKeeper: Send {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_wakes_an_owner_that_waits_for_one_and_no_other() {
+        let woken = Arc::new(Woken::default());
+        let (port, _messages) = OwnerPort::<()>::new(woken.clone().into());
+        let mut acked = 0;
+        for (wants, wakes) in [(false, 0), (true, 1), (true, 1), (false, 0), (true, 1)] {
+            let before = woken.0.load(Ordering::SeqCst);
+            port.set_wants_acks(wants);
+            acked += 1;
+            port.set_acked(Seq(acked), Seq(acked));
+            assert_eq!(woken.0.load(Ordering::SeqCst) - before, wakes, "{acked}");
+        }
+    }
+}
