@@ -200,3 +200,66 @@ impl<D: Driver> Owner<D> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::PublishPending;
+    use super::super::tests::{Recorder, owner};
+    use super::*;
+    use std::time::Duration;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::{Epoch, Seq};
+
+    struct Nowhere;
+
+    impl PublishPending for Nowhere {
+        fn publish(&self, _: Seq, _: Hlc) {}
+    }
+
+    fn started(several: Option<Several>, attached: bool) -> Owner<Recorder> {
+        let mut owner = owner(Arc::new(Nowhere), several);
+        owner.attached = attached;
+        owner.sequencer.start(Epoch(1), Seq(0), Hlc(0), owner.now, owner.wall_ms);
+        owner
+    }
+
+    /// The answer to a drain that began just now, if there is one.
+    fn drained(owner: &mut Owner<Recorder>, ends: bool) -> Option<Drained> {
+        let (reply, mut drained) = oneshot::channel();
+        owner.begin_drain(reply, Arc::new(AtomicUsize::new(1)), ends);
+        owner.finish_drain();
+        drained.try_recv().unwrap()
+    }
+
+    #[test]
+    fn a_writer_with_nothing_under_way_and_nobody_to_tell_is_drained_at_once() {
+        let peers = || Some(Several { form: Form::Hlc, idle_interval: Duration::from_secs(1) });
+        for (several, attached) in [(None, true), (None, false), (peers(), false)] {
+            let mut of = started(several, attached);
+            assert_eq!(drained(&mut of, true).unwrap().seq, Seq(0));
+            assert!(of.has_ended());
+            assert!(matches!(of.driver.told[..], [ToLink::Detach(_)]), "the end is told");
+        }
+        let mut of = owner(Arc::new(Nowhere), None);
+        assert!(drained(&mut of, true).is_some() && of.has_ended(), "the backup was not reached");
+        let mut of = started(None, true);
+        assert!(drained(&mut of, false).is_some() && !of.has_ended(), "held, and no more");
+        assert!(of.driver.told.is_empty());
+    }
+
+    #[test]
+    fn a_writer_is_drained_when_the_others_of_its_host_are() {
+        let (reply, mut drained) = oneshot::channel();
+        let not_ready = Arc::new(AtomicUsize::new(2));
+        let mut of = started(None, true);
+        of.begin_drain(reply, not_ready.clone(), true);
+        for _ in 0..3 {
+            of.finish_drain();
+            assert!(drained.try_recv().unwrap().is_none() && !of.has_ended());
+            assert_eq!(not_ready.load(Ordering::SeqCst), 1, "it is counted once");
+        }
+        not_ready.fetch_sub(1, Ordering::SeqCst);
+        of.finish_drain();
+        assert!(drained.try_recv().unwrap().is_some() && of.has_ended());
+    }
+}

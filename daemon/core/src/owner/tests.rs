@@ -54,10 +54,11 @@ impl DiskFile for NoFile {
     }
 }
 
-/// A driver that keeps the timers that the loop has asked for.
+/// A driver that keeps the timers that the loop has asked for, and what it has told the link.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     pub(super) timers: Vec<Timer>,
+    pub(super) told: Vec<ToLink>,
 }
 
 impl Driver for Recorder {
@@ -97,7 +98,10 @@ impl Driver for Recorder {
     }
 
     fn want_ceiling(&mut self) {}
-    fn to_link(&mut self, _: ToLink) {}
+
+    fn to_link(&mut self, message: ToLink) {
+        self.told.push(message);
+    }
 }
 
 /// A member with one disk.
