@@ -571,5 +571,24 @@ mod tests {
         }
         copying.digest_result(asked.disk, asked.offset, true);
         assert!(copying.verified().is_some());
+        copying.end_verify();
+        assert!(copying.verified().is_none(), "what was found is told once");
+    }
+
+    #[test]
+    fn nothing_can_be_recovered_before_a_first_copy_has_ended() {
+        let phase = |copy, before: Option<CopyState>| {
+            let mut copying = Copying::new(Bounds { window_bytes: 4 << 20, rate_bytes_per_s: 0 });
+            for copy in before.into_iter().chain([copy]) {
+                copying.attached("db", copy, None, |_| Vec::new(), CLOCKS.now);
+            }
+            copying.phase(true, true)
+        };
+        for copy in [CopyState::Empty, CopyState::Partial, CopyState::Seeded] {
+            assert_eq!(phase(copy, None), Phase::Initialising, "{copy:?}");
+        }
+        assert_eq!(phase(CopyState::Resyncing, None), Phase::Resyncing);
+        assert_eq!(phase(CopyState::Whole, None), Phase::Replicating);
+        assert_eq!(phase(CopyState::Resyncing, Some(CopyState::Whole)), Phase::Resyncing);
     }
 }
