@@ -575,6 +575,9 @@ impl Written {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::CleanMark;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::Seq;
 
     #[test]
     fn the_lasting_part_of_a_mark() {
@@ -583,5 +586,78 @@ mod tests {
         let device =
             "root device id=naa.5000 8:16 bytes=4096 diskseq=3 written=1/2 discarded=0/0 boot=b";
         assert_eq!(lasting(device), "root device id=naa.5000");
+    }
+
+    fn opened(clean: Option<bool>) -> Opened {
+        let run = |number| RunId { number: Incarnation(number), ..RunId::default() };
+        let clean = clean.map(|served| CleanMark {
+            seq: Seq(5),
+            hlc: Hlc(5),
+            marks: vec!["root image inode=7 bytes=4096 mtime=1.0".into()],
+            served,
+        });
+        Opened {
+            group_id: None,
+            run: run(2),
+            before: Some(run(1)),
+            log_runs: Vec::new(),
+            epoch: Epoch(1),
+            disks: vec!["root image inode=7".into()],
+            clean,
+            hlc_floor: Hlc(0),
+            hlc_ceiling_ms: 0,
+            fenced: false,
+            serves_unreached_kept: false,
+        }
+    }
+
+    #[test]
+    fn after_a_clean_end_a_disk_is_as_it_was_and_after_a_kill_the_same_one() {
+        let changed = |clean, mark: &str, later_s| {
+            let images = vec![("root.img".into(), 1000 + later_s)];
+            let written = Written { evidence_s: Some(1000), images };
+            changed_since(&opened(clean), &[mark.to_owned()], &written).is_some()
+        };
+        let (same, written) =
+            ("root image inode=7 bytes=4096 mtime=1.0", "root image inode=7 bytes=4096 mtime=2.0");
+        let other = "root image inode=8 bytes=4096 mtime=1.0";
+        let (ended, killed, served) = (Some(false), None, Some(true));
+        assert!(!changed(ended, same, 0) && changed(ended, written, 0) && changed(ended, other, 0));
+        for not_clean in [killed, served] {
+            assert!(!changed(not_clean, same, 0) && !changed(not_clean, written, 0));
+            assert!(changed(not_clean, other, 0));
+            assert!(!changed(not_clean, same, LAST_WRITE_MAX_S));
+            assert!(changed(not_clean, same, LAST_WRITE_MAX_S + 1), "long after the daemon's own");
+        }
+        assert!(!changed(ended, same, LAST_WRITE_MAX_S + 1), "the mark has the time");
+    }
+
+    #[test]
+    fn a_fenced_group_serves_nobody_before_the_backup_is_reached() {
+        let after = |serves_unreached, awaits_adoption, is_fenced: bool| {
+            let group = GroupStart {
+                name: "shop".into(),
+                writers: vec!["web".into()],
+                mode: Mode::Pipelined,
+                lease_ms: 5_000,
+                grace_ms: 15_000,
+                form: Form::Vector,
+                peers: None,
+                idle_interval: Duration::from_secs(1),
+                max_clock_lead: Duration::from_secs(1),
+                serves_unreached,
+                awaits_adoption,
+                switched_over: false,
+                fenced: is_fenced.then(|| "the epoch has ended".into()),
+                policy: Policy::holding(Mode::Pipelined),
+            };
+            group.serves_unreached_after()
+        };
+        assert_eq!(after(false, false, false), None);
+        assert_eq!(after(true, false, false), Some(owner::PATIENCE));
+        assert_eq!(after(true, true, false), Some(Duration::ZERO));
+        for (serves_unreached, awaits_adoption) in [(false, false), (true, false), (true, true)] {
+            assert_eq!(after(serves_unreached, awaits_adoption, true), None);
+        }
     }
 }
