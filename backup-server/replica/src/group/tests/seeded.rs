@@ -4,6 +4,7 @@ use super::*;
 use crate::group::{RecoverError, SeedError, SeededMember, seed, seeded_manifest};
 use crate::history::{At, PastError, Point};
 use std::io::IoSlice;
+use tidelock_protocol::limits::{DISKS_MAX, WRITERS_MAX};
 
 fn members() -> Vec<SeededMember> {
     let disks = attach_message(1, 0, LastRun::Unknown).writing().unwrap().disks.clone();
@@ -196,4 +197,19 @@ fn what_is_no_group_is_refused() {
     let odd = shape(|m| m[0].disks[0].size_bytes = 1000).to_string();
     assert!(odd.contains("multiple of 512"), "{odd}");
     assert!(make(&Memory::new()).is_err(), "there is no image");
+}
+
+#[test]
+fn a_group_has_1_to_64_members_with_1_to_64_disks_each() {
+    let disk = |nth: u32| DiskSpec { id: DiskId(0), name: format!("disk{nth}"), size_bytes: 4096 };
+    let is_taken = |members: u32, disks: u32| {
+        let member =
+            |nth| SeededMember { name: format!("vm{nth}"), disks: (0..disks).map(disk).collect() };
+        let members: Vec<_> = (0..members).map(member).collect();
+        seeded_manifest("g", &members).is_ok()
+    };
+    let (members_max, disks_max) = (WRITERS_MAX.into(), DISKS_MAX.into());
+    assert!(is_taken(1, 1) && is_taken(members_max, 1) && is_taken(1, disks_max));
+    assert!(!is_taken(0, 1) && !is_taken(members_max + 1, 1));
+    assert!(!is_taken(1, 0) && !is_taken(1, disks_max + 1));
 }
