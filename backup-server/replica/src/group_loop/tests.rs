@@ -1,5 +1,6 @@
 //! Operators' orders against a group's loop, on a disk in memory and at times that the test gives.
 
+use super::waiting::TURN_WORK_BYTES;
 use super::*;
 use crate::group::{GuestEffect, MoveError};
 use crate::history::At;
@@ -491,4 +492,58 @@ fn a_look_at_the_past_waits_for_what_has_arrived_and_not_for_what_comes_later() 
     assert!(of.driver.sync.is_some(), "that of the later record");
     let newest = of.state.group().unwrap().history().unwrap().resolve(&At::Latest).unwrap();
     assert_eq!(newest.cut.get(WriterId(0)), Seq(2));
+}
+
+#[test]
+fn a_group_that_nobody_has_made_came_to_nothing() {
+    let mut driver = TestDriver::default();
+    let mut state: GroupLoop<TestDriver> = GroupLoop::new("g", GroupOptions::default());
+    state.open(at_ms(0), &mut driver);
+    assert!(state.came_to_nothing());
+    assert!(!Looped::new().state.came_to_nothing());
+}
+
+/// So many of these messages are as much work as a connection may cause in a turn.
+#[test]
+fn a_server_that_stops_takes_all_that_has_arrived_whatever_the_work() {
+    let mut of = Looped::new();
+    let work = || Frame::Control(LINK.channel, Message::ModeChanged { mode: Mode::Async });
+    let turn_of_work = || (0..TURN_WORK_BYTES.div_ceil(work_bytes(&work()))).map(|_| work());
+    of.state.begin_turn();
+    for seq in 2..6 {
+        let frames = turn_of_work().collect();
+        of.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
+        of.record(seq);
+    }
+    assert!(of.state.has_waiting());
+    of.state.stop(at_ms(0), &mut of.driver);
+    assert!(!of.state.has_waiting());
+    assert_eq!(of.state.group().unwrap().committed().get(WriterId(0)), Seq(5));
+}
+
+/// Frames wait because the group has no room.
+fn without_room() -> Looped {
+    let mut of = Looped::new();
+    of.driver.disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    for seq in 2..6 {
+        of.record(seq);
+        of.turn(0);
+    }
+    assert!(of.state.has_waiting());
+    of
+}
+
+#[test]
+fn a_server_that_stops_does_not_wait_for_room() {
+    let mut of = without_room();
+    of.state.stop(at_ms(0), &mut of.driver);
+    assert!(of.state.has_waiting());
+}
+
+#[test]
+fn the_end_of_a_connection_does_not_wait_for_room() {
+    let mut of = without_room();
+    of.host(1_000, HostEvent::Lost(LINK.connection));
+    of.order(1_000, 1, Order::Move { member: "vm".into(), to: "host-a".into() });
+    assert_eq!(of.waits(), [(1, GRACE_MS - 1_000)], "it is not attached");
 }
