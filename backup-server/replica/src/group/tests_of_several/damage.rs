@@ -441,6 +441,10 @@ fn what_a_fold_cannot_write_stays_damaged_in_the_images_at_every_sync_point() {
     group.damage.is_due = true;
     group.tend_damage(at_ms(30_000));
     assert!(group.fold.damaged.is_empty() && group.latest_damaged().is_empty());
+    assert!(
+        !group.damage.quarantine.contains_key(&given_up.segment),
+        "nobody looks for it any more"
+    );
 }
 
 #[test]

@@ -268,3 +268,22 @@ fn a_fold_that_knew_nothing_of_the_removal_does_not_block_the_next() {
     while fold(&mut group, at_ms(1000)) {}
     assert_eq!(group.unfolded_bytes(), 0);
 }
+
+/// Hosts are told [`bounds::SEQ_OF_REMOVED`] of a removed writer, and may name it from then on.
+#[test]
+fn a_host_may_have_heard_that_a_writer_was_removed() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    group.connection_lost(link(1).connection);
+    group.remove("b").unwrap();
+    group.flush();
+    group.take_outputs();
+    let names_b = [(1, bounds::SEQ_OF_REMOVED.0)];
+    let pending = vector(&[1, names_b[0].1]);
+    say(&mut group, 0, Message::Sounded { id: UNASKED, pending, hlc: Hlc(0) });
+    send(&mut group, record(0, 2, 20, &names_b));
+    group.flush();
+    let said = told(&group.take_outputs(), link(0));
+    assert_eq!((refused(&said), progress(&said).unwrap().durable), (None, Seq(2)));
+    assert_eq!(group.cut().get(WriterId(0)), Seq(2));
+}
