@@ -66,12 +66,6 @@ impl Lease {
     pub fn holds(&self, now: MonoNanos) -> bool {
         self.until().is_some_and(|until| now < until)
     }
-
-    /// When the next beacon is due: three get their chance within one lease.
-    #[must_use]
-    pub fn beacon_interval_ms(&self) -> u64 {
-        (self.period_ms / 4).max(1)
-    }
 }
 
 /// The backup's side: the group must not be recovered before [`ended`](Self::ended).
