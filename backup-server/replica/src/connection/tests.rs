@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::Epoch;
+use tidelock_protocol::limits::HELLO_MAX_BYTES;
 use tidelock_protocol::message::{Attach, PROTOCOL, Role};
 
 const CHANNEL: Channel = Channel(1);
@@ -309,4 +310,15 @@ fn groups_and_the_host_hear_of_the_end() {
         |message: &Message| matches!(message, Message::Refused { kind: RefusalKind::Stopping, .. });
     let sent = bench.sent();
     assert!(sent.len() == 1 && refused(&sent[0].1), "nothing comes after the last word: {sent:?}");
+}
+
+/// A peer that has not said who it is gets no memory for a larger message.
+#[test]
+fn a_first_message_larger_than_a_hello_is_refused_before_it_has_arrived() {
+    let first = encoded(&[(Channel(0), hello(&"h".repeat(HELLO_MAX_BYTES)))]);
+    let begun = first.len() - HELLO_MAX_BYTES;
+    assert!(matches!(Bench::new().hears(&first[..begun]), Poll::Ready(Ok(()))));
+    let Poll::Ready(Err(error)) = Bench::new().hears(&first[..begun - 1]) else { panic!() };
+    assert_eq!(error.refusal().0, RefusalKind::Invalid);
+    assert!(!matches!(Bench::greeted().hears(&first[..begun - 1]), Poll::Ready(Err(_))));
 }

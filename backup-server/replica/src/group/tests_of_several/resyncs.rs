@@ -273,3 +273,36 @@ fn nobody_is_made_to_give_out_more_than_a_run_can_have_lost() {
     });
     assert_eq!(floor, Some(vector(&[0, 1])));
 }
+
+/// The writer has said itself that it is so far, which a single lost seq makes no further.
+#[test]
+fn whatever_a_writer_had_admitted_is_believed_of_those_who_have_heard_of_it() {
+    const FAR: u64 = 1 << 25;
+    let form = Form::Vector;
+    let mut group = two(&Memory::new(), form);
+    let shape = Shape { writers: 2, form };
+    say(&mut group, 0, Message::Sounded { id: UNASKED, pending: vector(&[FAR]), hlc: Hlc(0) });
+    group.take_outputs();
+    let said = attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
+    let Some(Message::Sound { id }) = said.last().cloned() else { panic!("{said:?}") };
+    say(&mut group, 1, Message::Sounded { id, pending: vector(&[FAR, 1]), hlc: Hlc(20) });
+    assert_eq!(floors(&group.take_outputs(), 0), [vector(&[FAR, 1])]);
+}
+
+#[test]
+fn a_refusal_takes_only_from_the_refused_member_what_waits_for_a_sync() {
+    let mut group = two(&Memory::new(), Form::Vector);
+    group.take_outputs();
+    send(&mut group, record(0, 2, 20, &[]));
+    for (writer, heard_of) in [(0, vector(&[0, 9])), (1, vector(&[9]))] {
+        say(&mut group, writer, Message::Sounded { id: UNASKED, pending: heard_of, hlc: Hlc(0) });
+    }
+    let early = group.take_outputs();
+    assert!(floors(&early, 0).is_empty() && floors(&early, 1).is_empty(), "{early:?}");
+    // Its stream has a gap.
+    send(&mut group, record(1, 3, 21, &[]));
+    group.flush();
+    let outputs = group.take_outputs();
+    assert_eq!(floors(&outputs, 0), [vector(&[9])]);
+    assert!(floors(&outputs, 1).is_empty() && refused(&told(&outputs, link(1))).is_some());
+}
