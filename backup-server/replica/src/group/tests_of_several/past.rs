@@ -435,7 +435,7 @@ fn what_changed_between_two_points_of_one_time_is_told_both_ways() {
     let disk = Memory::new();
     let mut group = two(&disk, Form::Vector);
     send(&mut group, record(0, 2, hlc(20), &[]));
-    // By a clock that is behind.
+    // A clock that is behind.
     send(&mut group, record(1, 2, hlc(15), &[]));
     group.flush();
     let past = group.history().unwrap();
@@ -453,7 +453,7 @@ fn what_changed_between_two_points_of_one_time_is_told_both_ways() {
 fn the_oldest_point_is_found_though_one_copy_had_ended_before_the_window() {
     let disk = Memory::new();
     let shape = Shape { writers: 2, form: Form::Vector };
-    let mut group = shape.create_with(&disk, windowed(1)).unwrap();
+    let mut group = shape.create_with(&disk, windowed(0)).unwrap();
     for writer in 0..2 {
         attach(&mut group, at_ms(0), &shape.writer(writer, 1, LastRun::Unknown));
     }
