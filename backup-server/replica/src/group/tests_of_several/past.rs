@@ -429,7 +429,7 @@ fn a_wrong_clock_moves_no_point_in_time_and_costs_no_part_of_the_window() {
     }
 }
 
-/// States of one time are told apart by their seqs, in whatever order they are given.
+/// Seqs tell states of one time apart, in any order of the two.
 #[test]
 fn what_changed_between_two_points_of_one_time_is_told_both_ways() {
     let disk = Memory::new();

@@ -79,7 +79,7 @@ fn it_is_on_stable_storage_before_the_host_hears_so() {
     assert_eq!(reopen(&disk.crash(&mut || false)).policies()["a"].after_ms, Some(1));
 }
 
-/// Whatever a host says: what waits for room is bounded, and says the last word that was taken.
+/// Bounds for words of a host that wait for room; the last word that was taken is kept.
 #[test]
 fn what_waits_for_room_is_bounded() {
     let disk = Memory::new();

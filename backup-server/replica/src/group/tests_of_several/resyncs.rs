@@ -299,7 +299,7 @@ fn a_refusal_takes_only_from_the_refused_member_what_waits_for_a_sync() {
     }
     let early = group.take_outputs();
     assert!(floors(&early, 0).is_empty() && floors(&early, 1).is_empty(), "{early:?}");
-    // Its stream has a gap.
+    // The stream has a gap.
     send(&mut group, record(1, 3, 21, &[]));
     group.flush();
     let outputs = group.take_outputs();
