@@ -222,7 +222,8 @@ pub fn repair<S: Storage>(
     quarantine: &str,
     repair: &Repair,
 ) -> Result<(), RepairError> {
-    storage.create_dir(quarantine).map_err(failed("make", quarantine))?;
+    let made = storage.create_dir(quarantine).and_then(|()| storage.sync_dir(""));
+    made.map_err(failed("make", quarantine))?;
     // What stands on segments that go, goes: it can be made again of what stays.
     for name in storage.list(dir).map_err(failed("list", dir))? {
         let last = parse_index_file_name(&name)
@@ -231,13 +232,17 @@ pub fn repair<S: Storage>(
             remove_name(storage, dir, &name)?;
         }
     }
-    // The newest first: a crash leaves no hole.
+    // The newest first, each durably before the next one goes: a crash leaves no hole.
     for name in repair.files.iter().rev() {
         let (from, to) =
             (tidelock_storage::join(dir, name), tidelock_storage::join(quarantine, name));
         let Some((index, id)) = parse(name) else { continue };
         if index > repair.end.segment {
-            storage.rename(&from, &to).map_err(failed("keep", name))?;
+            let kept = storage.rename(&from, &to).and_then(|()| {
+                storage.sync_dir(quarantine)?;
+                storage.sync_dir(dir)
+            });
+            kept.map_err(failed("keep", name))?;
             continue;
         }
         copy(storage, &from, &to).map_err(failed("keep a copy of", name))?;
