@@ -16,8 +16,8 @@ pub(super) fn run(dir: &Path, options: &GroupOptions, apply: bool) -> Result<Rep
     let storage = Files::new(dir.to_owned());
     let text = |error: FileError| error.to_string();
     let manifest = Manifest::read(&storage).map_err(text)?.ok_or("there is no group")?;
-    let floor = fold::read_position(&storage).map_err(text)?.position;
-    let planned = journal::plan_repair(&storage, JOURNAL_DIR, floor, options.journal);
+    let folded = fold::read_position(&storage).map_err(text)?;
+    let planned = journal::plan_repair(&storage, JOURNAL_DIR, &folded.in_images(), options.journal);
     let Some(plan) = planned.map_err(|error| error.to_string())? else {
         return Err("nothing is wrong with the journal: what else is, `status` says".to_owned());
     };

@@ -2,7 +2,7 @@
 
 use crate::FORMAT;
 use crate::damage::{DamagedRange, ImageDamage};
-use crate::journal::{Closed, Position};
+use crate::journal::{Closed, InImages, Position};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
@@ -52,6 +52,15 @@ pub struct FoldPosition {
     pub folding: Option<(Position, CountVector)>,
     /// Parts of the images that are not what was written.
     pub damaged: ImageDamage,
+}
+
+impl FoldPosition {
+    /// What of the journal is in the images, or may be.
+    #[must_use]
+    pub fn in_images(&self) -> InImages<'_> {
+        let begun = self.folding.as_ref().map_or(self.position, |(to, _)| self.position.max(*to));
+        InImages { floor: self.position, begun, oldest: &self.oldest }
+    }
 }
 
 /// Reads `fold.json`; the beginning of the journal if there is none.

@@ -76,7 +76,7 @@ pub use open::disk_of_bytes;
 pub use open::{Opened, Shown, TornTail};
 pub use point::Point;
 pub use reader::{JournalBatch, Reader};
-pub use repair::{Repair, RepairError, plan as plan_repair, repair};
+pub use repair::{InImages, Repair, RepairError, plan as plan_repair, repair};
 pub(crate) use scan::is_whole;
 pub use scrub::{ScrubJob, Scrubbed};
 pub use state::{Standing, State, StateError, WriterState};

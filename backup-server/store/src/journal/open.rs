@@ -467,14 +467,17 @@ pub(super) fn beginning_after<F: StorageFile>(
     Ok((header, replay.state.expect("it was replayed")))
 }
 
-/// The state after so many bytes of a segment.
-pub(super) fn state_at<F: StorageFile>(
+/// The end and the state of a journal of which the last segment has so many bytes. A damaged batch that nothing behind it
+/// knows as durable is not part of it: opening would take that for torn.
+pub(super) fn end_within<F: StorageFile>(
     of: &FoundSegment<F>,
     len_bytes: u64,
-) -> Result<State, JournalError> {
+    floor: Position,
+) -> Result<(Position, State), JournalError> {
     let mut replay = Replay::default();
-    replay.alone(of, len_bytes)?;
-    Ok(replay.state.expect("it was replayed"))
+    let segment = replay.alone_or_torn(of, len_bytes, true, floor)?;
+    let end = Position { segment: segment.index, offset: segment.len_bytes };
+    Ok((end, replay.state.expect("it was replayed")))
 }
 
 impl Replay {
@@ -512,12 +515,22 @@ impl Replay {
         of: &FoundSegment<F>,
         len_bytes: u64,
     ) -> Result<Segment<F>, JournalError> {
+        self.alone_or_torn(of, len_bytes, false, Position::default())
+    }
+
+    fn alone_or_torn<F: StorageFile>(
+        &mut self,
+        of: &FoundSegment<F>,
+        len_bytes: u64,
+        may_be_torn: bool,
+        floor: Position,
+    ) -> Result<Segment<F>, JournalError> {
         if let Some((offset, damage)) = &of.lost {
             return Err(corrupt(&of.segment, *offset, damage.clone()));
         }
         let segment = Segment { len_bytes, ..self.begin(of, None, None)? };
         let nothing = &mut |_: Position, _: &State, _: Shown<'_>| {};
-        Ok(self.segment(segment, false, Position::default(), nothing)?.0)
+        Ok(self.segment(segment, may_be_torn, floor, nothing)?.0)
     }
 
     /// The segment at hand is not read: its index says how it ends, as the next one does.

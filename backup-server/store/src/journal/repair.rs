@@ -12,13 +12,16 @@
 use super::format::{Entry, SEGMENT_HEADER_BYTES, SegmentHeader};
 use super::index::parse_index_file_name;
 use super::map::parse_map_file_name;
-use super::open::{found_of, open_segment, remove_name, state_at};
+use super::open::{end_within, found_of, open_segment, remove_name};
 use super::scan::{Scan, find_header};
-use super::{Journal, JournalError, Note, Options, Position, Segment, parse_cold_file_name};
+use super::{
+    Closed, Journal, JournalError, Note, Options, Position, Segment, State, parse_cold_file_name,
+};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::record::RawBody;
 use tidelock_storage::{Storage, StorageFile};
@@ -81,20 +84,45 @@ fn failed(what: &'static str, file: &str) -> impl FnOnce(io::Error) -> RepairErr
     move |source| RepairError::Io { what, file: file.to_owned(), source }
 }
 
+/// What the images have of a journal, or may have.
+#[derive(Clone, Debug)]
+pub struct InImages<'a> {
+    /// Everything before this place is in them, durably.
+    pub floor: Position,
+    /// Records before this place may be, because a fold up to there was begun.
+    pub begun: Position,
+    /// States with all that is in them.
+    pub oldest: &'a Closed,
+}
+
+impl InImages<'_> {
+    /// Whether a journal that ends here in this state has all that is in the images, and what that waits for in its cut.
+    fn is_within(&self, end: Position, state: &State) -> bool {
+        let (newest, at) = (state.newest_effective(), self.oldest.at);
+        // Of several writers others of that time may have been behind the end.
+        let is_as_late = match state.writers.len() {
+            0 | 1 => newest >= at,
+            _ => newest > at || at == Hlc(0),
+        };
+        end >= self.begun && is_as_late && state.journaled().covers(&self.oldest.cut)
+    }
+}
+
 /// Finds out where to cut; nothing is changed. `Ok(None)`: it can be opened, up to here as far as is known.
 pub fn plan<S: Storage>(
     storage: &S,
     dir: &str,
-    floor: Position,
+    in_images: &InImages<'_>,
     options: Options,
 ) -> Result<Option<Repair>, RepairError> {
+    let floor = in_images.floor;
     let error = match Journal::open(storage.clone(), dir, floor, options) {
         Ok(_) => return Ok(None),
         Err(error @ (JournalError::Corrupt { .. } | JournalError::Missing { .. })) => error,
         Err(error) => return Err(error.into()),
     };
     let reason = what_of(&error);
-    let (index, offset) = match &error {
+    let (mut index, mut offset) = match &error {
         JournalError::Corrupt { file, offset, .. } => match parse(file) {
             Some((index, _)) => (index, *offset),
             None => return Err(error.into()),
@@ -110,19 +138,31 @@ pub fn plan<S: Storage>(
         None => Err(JournalError::Missing { index }),
     };
     let begins = SEGMENT_HEADER_BYTES as u64;
-    let at = Position { segment: index, offset };
-    let (end, state) = if offset > begins && at > floor {
-        let found = found_of(open(index)?)?;
-        (at, state_at(&found, offset)?)
-    } else if index > floor.segment.max(1) && ids.contains_key(&(index - 1)) {
-        let before = found_of(open(index - 1)?)?;
-        let end = Position { segment: index - 1, offset: before.segment.len_bytes };
-        let state = state_at(&before, end.offset)?;
-        (end, state)
-    } else {
-        return Err(RepairError::Folded { reason });
+    let (last, end, state) = loop {
+        let at = Position { segment: index, offset };
+        let (kept, up_to) = if offset > begins && at > floor {
+            (index, offset)
+        } else if index > floor.segment.max(1) && ids.contains_key(&(index - 1)) {
+            (index - 1, u64::MAX)
+        } else {
+            return Err(RepairError::Folded { reason });
+        };
+        let found = open(kept).and_then(found_of).and_then(|last| {
+            let (end, state) = end_within(&last, up_to.min(last.segment.len_bytes), floor)?;
+            Ok((last, end, state))
+        });
+        match found {
+            Ok(found) => break found,
+            // It is damaged, too: nothing was behind it that knew better.
+            Err(JournalError::Corrupt { offset: earlier, .. })
+                if (kept, earlier) < (index, offset) =>
+            {
+                (index, offset) = (kept, earlier);
+            }
+            Err(error) => return Err(error.into()),
+        }
     };
-    if end < floor {
+    if !in_images.is_within(end, &state) {
         return Err(RepairError::Folded { reason });
     }
     let behind: Vec<Segment<S::File>> =
@@ -142,7 +182,8 @@ pub fn plan<S: Storage>(
     });
     let writers = writers.collect();
     // A compressed segment cannot be the last one.
-    let is_cut = |name: &str| at == end || parse_cold_file_name(name).is_some();
+    let is_shorter = end.offset < last.segment.len_bytes;
+    let is_cut = |name: &str| is_shorter || parse_cold_file_name(name).is_some();
     let files = names.into_iter().filter(|name| {
         let of = parse(name).map(|(index, _)| index);
         of.is_some_and(|index| index > end.segment || index == end.segment && is_cut(name))

@@ -288,8 +288,8 @@ fn check_newest(group: &mut Group<Memory>) {
 }
 
 fn plan_of(disk: &Memory) -> Result<Option<Repair>, RepairError> {
-    let floor = fold::read_position(disk).unwrap().position;
-    plan_repair(disk, JOURNAL_DIR, floor, options().journal)
+    let folded = fold::read_position(disk).unwrap();
+    plan_repair(disk, JOURNAL_DIR, &folded.in_images(), options().journal)
 }
 
 fn is_open(disk: &Memory) -> bool {
@@ -363,6 +363,63 @@ fn neither_what_the_images_have_nor_a_recovery_is_cut() {
     let damaged = disk.crash(&mut || false);
     damaged.flip(&path, 64 + 48 + 3);
     assert!(matches!(plan_of(&damaged), Err(RepairError::Recovered { epoch: 2, .. })));
+}
+
+/// A fold that was begun may have brought anything up to its end into the images.
+#[test]
+fn what_a_fold_under_way_may_have_brought_into_the_images_is_not_cut() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, 20, 60);
+    group.fold_job(at_ms(1000)).unwrap().run().unwrap();
+    let places: Vec<_> =
+        (0..group.journal.segments().len()).map(|nth| path_of(&group, nth)).collect();
+    drop(group);
+    let folded = fold::read_position(&disk).unwrap();
+    let begun = folded.in_images().begun;
+    assert!(begun > folded.position);
+    let (mut kept, mut refused) = (0, 0);
+    for (path, at) in
+        places.iter().flat_map(|(path, len)| (0..*len).step_by(37).map(move |at| (path, at)))
+    {
+        let damaged = disk.crash(&mut || false);
+        damaged.flip(path, at);
+        match plan_of(&damaged) {
+            Ok(None) => {}
+            Ok(Some(plan)) => {
+                assert!(plan.end >= begun, "{path} at {at}: {plan:?}");
+                repair(&damaged, JOURNAL_DIR, "quarantine", &plan).unwrap();
+                check_newest(&mut reopen(&damaged));
+                kept += 1;
+            }
+            Err(RepairError::Folded { .. }) => refused += 1,
+            Err(error) => panic!("{path} at {at}: {error}"),
+        }
+    }
+    assert!(kept > 5 && refused > 5, "{kept} {refused}");
+}
+
+/// What follows the damage may be what has told that something before it was durable.
+#[test]
+fn of_a_journal_that_is_damaged_twice_as_much_is_kept_as_was_planned() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    index_all(&mut group);
+    let last = group.journal.segments().len() - 1;
+    let ((path, _), (before, before_bytes)) = (path_of(&group, last), path_of(&group, last - 1));
+    drop(group);
+    let mut shorter = 0;
+    for at in 0..before_bytes {
+        let damaged = disk.crash(&mut || false);
+        damaged.flip(&path, 20);
+        damaged.flip(&before, at);
+        let plan = plan_of(&damaged).unwrap().expect("it cannot be opened");
+        repair(&damaged, JOURNAL_DIR, "quarantine", &plan).unwrap();
+        let (kept, _) = Group::open(damaged.clone(), at_ms(0), windowed(DAY_MS)).unwrap().unwrap();
+        let kept: Vec<Seq> = kept.journal.state().writers.iter().map(|of| of.seq).collect();
+        assert_eq!(kept, plan.writers.iter().map(|of| of.0).collect::<Vec<_>>(), "{at}: {plan:?}");
+        shorter += u64::from(plan.files.len() > 1);
+    }
+    assert!(shorter > 100, "{shorter}");
 }
 
 #[test]
