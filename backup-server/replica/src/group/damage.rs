@@ -303,8 +303,28 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
+    /// A segment is as it was written. What a fold that has passed a part of it has left out goes to the images first.
+    pub(super) fn is_whole_again(&mut self, segment: u64) -> Result<(), GroupError> {
+        let is_lacking = |(_, _, with): (_, _, LostWith)| with == LostWith(Some(segment));
+        if self.fold.damaged.iter().any(is_lacking) {
+            let of = self.damage.quarantine.get(&segment).map(|of| of.damage.clone());
+            let there = self.journal.segments().iter().find(|of| of.index == segment).cloned();
+            let is_folding = self.fold.is_running || self.fold.aside;
+            let (Some(damage), Some(there), false) = (of, there, is_folding) else { return Ok(()) };
+            // What is behind it is over the images.
+            let up_to = match segment == self.fold.position.segment {
+                true => self.fold.position.offset,
+                false => 0,
+            };
+            if !self.restore_to_images(&there, &damage, up_to)? {
+                return Ok(());
+            }
+        }
+        self.take_out_of_quarantine(segment)
+    }
+
     /// A segment is as it was written: if it was on record as damaged, it was restored.
-    pub(super) fn take_out_of_quarantine(&mut self, segment: u64) -> Result<(), GroupError> {
+    fn take_out_of_quarantine(&mut self, segment: u64) -> Result<(), GroupError> {
         let Some(of) = self.damage.quarantine.get(&segment) else { return Ok(()) };
         let notice = format!("journal segment {} is whole again", file_name(&of.damage));
         let mut quarantine = (*self.damage.quarantine).clone();
@@ -482,7 +502,7 @@ impl<S: Storage> Group<S> {
             let Some(job) = self.journal.scrub_job_of(segment) else { continue };
             match job.run().damage {
                 Some(damage) => self.quarantine(damage)?,
-                None => self.take_out_of_quarantine(segment)?,
+                None => self.is_whole_again(segment)?,
             }
             self.remake_overlay()?;
         }
@@ -523,7 +543,26 @@ impl<S: Storage> Group<S> {
             Err(_) => return Ok(()),
         };
         let segment = Segment { index, id, file, len_bytes };
-        let Some(content) = self.content_of(&segment, damage) else { return Ok(()) };
+        if !self.restore_to_images(&segment, damage, u64::MAX)? {
+            return Ok(());
+        }
+        self.take_out_of_quarantine(index)?;
+        // Its data is in the images.
+        remove_files(&self.storage, QUARANTINE_DIR, damage)
+            .map_err(|e| io_error("remove", &path, e))?;
+        Ok(())
+    }
+
+    /// The images get what a segment had up to an offset in it, where that is marked as lost with it. `false`: it is still
+    /// damaged.
+    fn restore_to_images(
+        &mut self,
+        segment: &Segment<S::File>,
+        damage: &SegmentDamage,
+        up_to: u64,
+    ) -> Result<bool, GroupError> {
+        let (index, path) = (segment.index, file_name(damage));
+        let Some(content) = self.content_of(segment, damage, up_to) else { return Ok(false) };
         let marked = |damaged: &ImageDamage, key, range| {
             let pieces = damaged.pieces(key, range).into_iter();
             let of = pieces.filter(|(_, lost)| *lost == Some(LostWith(Some(index))));
@@ -561,23 +600,20 @@ impl<S: Storage> Group<S> {
             change.end().map_err(failed)?;
         }
         self.record_image_damage(damaged)?;
-        self.take_out_of_quarantine(index)?;
-        // Its data is in the images.
-        remove_files(&self.storage, QUARANTINE_DIR, damage)
-            .map_err(|e| io_error("remove", &path, e))?;
-        Ok(())
+        Ok(true)
     }
 
-    /// What a segment had of what was damaged, in order. `None`: it is still damaged.
+    /// What a segment had up to an offset of what was damaged, in order. `None`: it is still damaged.
     fn content_of(
         &self,
         segment: &Segment<S::File>,
         damage: &SegmentDamage,
+        up_to: u64,
     ) -> Option<Vec<(DiskKey, u64, Restored)>> {
         let mut content = Vec::new();
         if damage.known == Known::Nothing {
             let from = Position { segment: segment.index, offset: 0 };
-            let to = Position { segment: segment.index, offset: segment.len_bytes };
+            let to = Position { segment: segment.index, offset: segment.len_bytes.min(up_to) };
             for batch in tidelock_store::journal::reader_of(segment.clone(), from, to) {
                 let batch = batch.ok().filter(|batch| !batch.is_damaged)?;
                 for entry in batch.entries {
@@ -610,7 +646,8 @@ impl<S: Storage> Group<S> {
                 crc: of.crc,
             };
             let payload = payload_of(segment, &entry)?;
-            if of.seq <= self.journal.state().last_that_counts(of.writer, of.epoch) {
+            let counts = of.seq <= self.journal.state().last_that_counts(of.writer, of.epoch);
+            if counts && of.at < up_to {
                 content.push((of.key(), of.offset, Restored::Data(payload)));
             }
         }

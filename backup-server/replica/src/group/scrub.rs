@@ -270,7 +270,7 @@ impl<S: Storage> Group<S> {
         }
         match scrubbed.damage {
             Some(damage) => self.quarantine(damage),
-            None => self.take_out_of_quarantine(segment),
+            None => self.is_whole_again(segment),
         }
     }
 

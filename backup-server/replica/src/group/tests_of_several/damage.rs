@@ -365,6 +365,45 @@ fn neither_what_the_images_have_nor_a_recovery_is_cut() {
     assert!(matches!(plan_of(&damaged), Err(RepairError::Recovered { epoch: 2, .. })));
 }
 
+/// What a fold has left out of the images is in them before nothing tells of it any more.
+#[test]
+fn a_restored_segment_of_which_a_part_is_folded_heals_the_images() {
+    let disk = Memory::new();
+    let mut group = two_with(&disk, Form::Vector, windowed(0));
+    let write = |group: &mut Group<Memory>, seq: u64, offset: u64| {
+        let body = DiskChange { offset, ..record(0, seq, hlc(seq), &[]).body };
+        send(group, Record { body, ..record(0, seq, hlc(seq), &[]) });
+        group.flush();
+    };
+    write(&mut group, 2, 0);
+    let first = group.journal.segments().len() - 1;
+    let (path, len_bytes) = path_of(&group, first);
+    disk.flip(&path, len_bytes - 3);
+    while fold(&mut group, at_ms(1000)) {}
+    // It is sealed, and what follows is not folded.
+    for seq in 3..20 {
+        write(&mut group, seq, seq % 2 * 64);
+    }
+    let sealed = group.journal.segments()[first].index;
+    assert_eq!((group.fold.position.segment, group.damaged().len()), (sealed, 1));
+    let older = |group: &mut Group<Memory>| {
+        let past = group.history().unwrap();
+        past.resolve(&At::Vector(vector(&[2, 1]))).map(|point| past.open(&point).unwrap())
+    };
+    let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+    let mut data = [0; 64];
+    assert!(older(&mut group).unwrap()[&key].read(0, &mut data).is_err());
+    disk.flip(&path, len_bytes - 3);
+    assert!(group.check_damaged(at_ms(2000)).unwrap());
+    group.tend_damage(at_ms(4000));
+    assert!(group.damaged().is_empty(), "{:?}", group.damaged());
+    older(&mut group).unwrap()[&key].read(0, &mut data).unwrap();
+    assert_eq!(data, [2; 64], "and nothing that came later");
+    assert!(
+        group.fold.damaged.is_empty() && fold::read_position(&disk).unwrap().damaged.is_empty()
+    );
+}
+
 /// A fold that was begun may have brought anything up to its end into the images.
 #[test]
 fn what_a_fold_under_way_may_have_brought_into_the_images_is_not_cut() {
