@@ -372,6 +372,9 @@ fn follows(limit: &Limit<'_>, before: &State, note: &Note) -> bool {
             *time > before.newest_effective()
         }
         (Note::Shape(_), Limit::Exact(_, Some(time))) => *time > before.newest_effective(),
+        (Note::EpochStart(start), Limit::Exact(cut, Some(time))) if **cut == start.cut => {
+            *time > before.newest_effective()
+        }
         (Note::EpochStart(start), Limit::Vector(cut) | Limit::Exact(cut, _)) => {
             cut.covers(&start.cut) && **cut != start.cut
         }

@@ -378,6 +378,25 @@ fn a_point_of_a_recovered_group_is_found_behind_comparisons_that_it_has_not() {
     assert_eq!(past.locate(&point).unwrap().cut, point.cut);
 }
 
+/// Before anything is written after a recovery there is what it has chosen, in the epoch that it has begun.
+#[test]
+fn the_first_point_after_a_recovery_is_found_again() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    group.recover(at_ms(1000), true).unwrap();
+    let chosen = group.state().barrier;
+    let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+    assert!(group.guest_write(at_ms(2000), key, 0, GuestEffect::Write(vec![7; 64].into())));
+    assert!(group.guest_written());
+    group.flush();
+    let past = group.history().unwrap();
+    for (time, epoch) in [(chosen, 1), (Hlc(chosen.0 + 1), 2)] {
+        let point = past.resolve(&At::Hlc(time)).unwrap();
+        assert_eq!((point.epoch, &point.cut), (Epoch(epoch), &vector(&[1, 1])));
+        assert_eq!(past.locate(&point).unwrap().epoch, point.epoch);
+    }
+}
+
 /// A host's clock is 8 h ahead; then both sites' clocks are set. Points are by arrival, and nothing leaves the window.
 #[test]
 fn a_wrong_clock_moves_no_point_in_time_and_costs_no_part_of_the_window() {
