@@ -110,6 +110,8 @@ pub struct GroupSlot {
     pub asked: Vec<crate::past::Asked>,
     /// Views of the past that stay open.
     pub views: Vec<crate::past::Kept>,
+    /// The snapshot that an operator keeps of it.
+    pub(crate) snapshot: Option<crate::snapshots::Kept>,
     /// Points that are held.
     pub held: Vec<crate::past::Held>,
     /// Links of this boot, to know whose they are, and of which run; `None`: a follower's.
@@ -194,6 +196,7 @@ impl GroupSlot {
             initialising: false,
             asked: Vec::new(),
             views: Vec::new(),
+            snapshot: None,
             held: Vec::new(),
             writers: BTreeMap::new(),
             attaches: BTreeMap::new(),

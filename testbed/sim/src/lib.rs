@@ -23,7 +23,7 @@
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`], [`frames`] | what is simulated |
 //! | [`programs`] | the kernel programs on the interfaces of members |
 //! | [`faults`], `lying`, `lying_clients`, [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
-//! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
+//! | [`oracle`], [`probe`], [`past`], `rot`, `repairing`, `status`, `travelling`, `snapshots`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
 
@@ -64,6 +64,7 @@ pub mod past;
 pub mod plant;
 pub mod probe;
 pub mod programs;
+mod repairing;
 mod ring;
 pub mod rng;
 mod rot;
@@ -72,11 +73,14 @@ pub mod scenario;
 pub mod schedule;
 pub mod sequencing;
 pub mod server;
+mod snapshots;
 pub mod spilling;
+mod status;
 pub mod switching;
 mod tap;
 pub mod told;
 pub mod trace;
+mod travelling;
 pub mod verifying;
 pub mod world;
 

@@ -196,7 +196,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     add_up!(
         sum, one,
         events writes packets merged ahead handed_over covered untagged past_queue idles floors faults daemon_runs probes
-        pins pasts marks rots recoveries homecomings switches handovers copies mapped_resyncs logged
+        pins pasts marks rots travels snapshots repairs recoveries homecomings switches handovers copies mapped_resyncs logged
         overflows ceilings clean_starts cut_starts changes grown degrades returns narrow_returns heartbeats
         missed verified differing spoilt unreached unrecorded answered spilled gone_on torn stood
         returned

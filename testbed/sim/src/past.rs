@@ -41,7 +41,9 @@ impl World {
             return Ok(());
         }
         let asked = self.with_open(group, |world, of| {
-            world.check_kept(group).and_then(|()| world.ask_past(group, of, true))
+            world.check_kept(group)?;
+            world.ask_past(group, of, true)?;
+            world.travel(group, of)
         });
         self.wake_group_now(group);
         asked.unwrap_or(Ok(()))

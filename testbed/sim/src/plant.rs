@@ -22,7 +22,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 76] = [
+pub const PLANTS: [(&str, Plant); 78] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -59,6 +59,8 @@ pub const PLANTS: [(&str, Plant); 76] = [
     ("image-not-verified", Plant::Production(Bug::ImageNotVerified)),
     ("damage-folded-as-good", Plant::Production(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Production(Bug::DamageNotListed)),
+    ("ordered-by-time", Plant::Production(Bug::OrderedByTime)),
+    ("last-extent-forgotten", Plant::Production(Bug::LastExtentForgotten)),
     ("cold-not-synced", Plant::Production(Bug::ColdNotSynced)),
     ("grace-cut-short", Plant::Production(Bug::GraceCutShort)),
     ("deadline-forgotten", Plant::Production(Bug::DeadlineForgotten)),

@@ -74,7 +74,8 @@ impl World {
         let mut survives = || rng.chance(keep_percent, 100);
         let storage = self.backup.groups[group].storage.crash(&mut survives);
         self.rehearse(group, storage)?;
-        self.rot(group)
+        self.rot(group)?;
+        self.repair_journal(group)
     }
 
     pub(crate) fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {
@@ -98,6 +99,7 @@ impl World {
         self.check_reopened(group, &journaled)?;
         if !self.is_past_spoilt {
             self.ask_past(group, &mut copy, false)?;
+            self.travel(group, &copy)?;
         }
         if self.backup.groups[group].recovered.is_some() {
             return self.check_recovered_disks(group, &mut copy);

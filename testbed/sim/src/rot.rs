@@ -7,12 +7,14 @@
 use crate::backup::options;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::rng::Rng;
+use crate::travelling::must;
 use crate::world::World;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::RefusalKind;
-use tidelock_replica::group::{Group, Now};
+use tidelock_replica::group::{DamagedDisk, ForgetError, Group, JOURNAL_DIR, Now, RecoverError};
 use tidelock_replica::history::{At, History, PastError, Point};
+use tidelock_replica::quarantine::QUARANTINE_DIR;
 use tidelock_storage::memory::{Memory, MemoryFile};
 use tidelock_storage::{Storage, StorageFile};
 use tidelock_store::extents::DiskKey;
@@ -27,11 +29,13 @@ const WEEK_NANOS: u64 = 7 * 24 * 3600 * 1_000_000_000;
 const IMAGES_MAX: usize = 32;
 
 /// A group whose disk has lost something.
-struct Rotten {
-    group: usize,
-    of: Group<Memory>,
-    now: Now,
-    rng: Rng,
+pub(crate) struct Rotten {
+    pub(crate) group: usize,
+    pub(crate) of: Group<Memory>,
+    pub(crate) now: Now,
+    pub(crate) rng: Rng,
+    /// Bytes of segments that were flipped.
+    pub(crate) flips: Vec<(String, u64)>,
 }
 
 impl Rotten {
@@ -73,13 +77,17 @@ impl Rotten {
             let Ok(size_bytes) = disk.open(&path).and_then(|file| file.size_bytes()) else {
                 continue;
             };
-            disk.flip(&path, self.rng.below(size_bytes));
+            let at = self.rng.below(size_bytes);
+            disk.flip(&path, at);
+            if path.ends_with(&segment.file_name()) {
+                self.flips.push((segment.file_name(), at));
+            }
         }
         true
     }
 
     /// Verifies all of the journal and of the images.
-    fn scrub(&mut self) {
+    pub(crate) fn scrub(&mut self) {
         self.now.mono.0 += WEEK_NANOS;
         for _ in 0..2 * self.of.journal().segments().len() + 4 + IMAGES_MAX {
             self.now.mono.0 += 1_000_000_000;
@@ -116,7 +124,7 @@ impl World {
         let Ok(Some((of, _))) = Group::open(disk.clone(), now, options.clone()) else {
             return Ok(());
         };
-        let mut rotten = Rotten { group, of, now, rng };
+        let mut rotten = Rotten { group, of, now, rng, flips: Vec::new() };
         if rotten.rng.chance(3, 4) {
             rotten.index();
         }
@@ -130,24 +138,98 @@ impl World {
         rotten.scrub();
         self.check_rotten(&mut rotten)?;
         self.counts.rots += 1;
-        let Rotten { of, now, rng, .. } = rotten;
+        let Rotten { of, now, rng, flips, .. } = rotten;
         drop(of);
-        let of = match Group::open(disk.crash(&mut || false), now, options) {
+        let disk = disk.crash(&mut || false);
+        let of = match Group::open(disk.clone(), now, options) {
             Ok(Some((of, _))) => of,
             Ok(None) => return fail(Checker::Past, format!("group {group} has vanished")),
             // What says what the group is was hit.
             Err(error) if error.refusal_kind() == RefusalKind::Damaged => return Ok(()),
             Err(error) => return fail(Checker::Past, format!("damaged group {group}: {error}")),
         };
-        let mut rotten = Rotten { group, of, now, rng };
+        let mut rotten = Rotten { group, of, now, rng, flips };
         rotten.scrub();
         self.check_rotten(&mut rotten)?;
         rotten.fold();
         rotten.scrub();
-        self.check_rotten(&mut rotten)
+        self.check_rotten(&mut rotten)?;
+        match rotten.rng.chance(1, 2) {
+            true => self.check_restored(&mut rotten, &disk),
+            false => Ok(()),
+        }
     }
 
-    fn check_rotten(&mut self, rotten: &mut Rotten) -> Checked {
+    /// Segments' files are restored from a copy, but for some that an operator has given up: what can be had back is had
+    /// back, and what a recovery would lack is what is told.
+    fn check_restored(&mut self, rotten: &mut Rotten, disk: &Memory) -> Checked {
+        let group = rotten.group;
+        let what = || format!("damaged group {group}, of which files were restored");
+        self.check_damage_told(rotten)?;
+        let known: Vec<u64> = rotten.of.damaged().iter().map(|of| of.segment).collect();
+        let unknown = known.last().map_or(0, |last| last + 1);
+        let refused = rotten.of.forget_damaged(unknown);
+        check(matches!(refused, Err(ForgetError::Unknown { .. })), Checker::Past, || {
+            format!("{}: segment {unknown} is forgotten: {refused:?}", what())
+        })?;
+        let mut forgotten = Vec::new();
+        for of in rotten.of.damaged().iter().filter(|of| !of.given_up) {
+            if rotten.rng.chance(1, 4) {
+                must(rotten.of.forget_damaged(of.segment), what)?;
+                forgotten.push(of.segment);
+            }
+        }
+        for (name, at) in std::mem::take(&mut rotten.flips) {
+            for dir in [JOURNAL_DIR, QUARANTINE_DIR] {
+                let path = tidelock_storage::join(dir, &name);
+                if disk.open(&path).is_ok() {
+                    disk.flip(&path, at);
+                }
+            }
+        }
+        rotten.now.mono.0 += 2_000_000_000;
+        check(must(rotten.of.check_damaged(rotten.now), what)?, Checker::Past, || {
+            format!("{}: they are not looked at", what())
+        })?;
+        self.check_damage_told(rotten)?;
+        let left = rotten.of.damaged();
+        let left: Vec<_> = left.iter().filter(|of| !forgotten.contains(&of.segment)).collect();
+        check(left.is_empty(), Checker::Past, || format!("{}: {left:?} is left", what()))?;
+        self.check_rotten(rotten)?;
+        if rotten.of.recovery().is_some() {
+            return Ok(());
+        }
+        let lacking = !rotten.of.latest_damaged().is_empty();
+        match rotten.of.recover(rotten.now, true) {
+            Err(RecoverError::Damaged(_)) if lacking => Ok(()),
+            Ok(_) if lacking => fail(Checker::Past, format!("{}: it is recovered", what())),
+            Err(error @ RecoverError::Damaged(_)) => {
+                fail(Checker::Past, format!("{}: {error}", what()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares the told damage of the latest state with what the history says.
+    fn check_damage_told(&self, rotten: &mut Rotten) -> Checked {
+        let Rotten { group, of, now, .. } = rotten;
+        now.mono.0 += 2_000_000_000;
+        of.tend_damage(*now);
+        let Ok(past) = of.history() else { return Ok(()) };
+        let Ok(latest) = past.newest().and_then(|newest| past.affected(&newest)) else {
+            return Ok(());
+        };
+        let latest: Vec<_> =
+            latest.iter().map(|of| DamagedDisk::new(past.manifest(), of)).collect();
+        let status = of.status(*now);
+        let is_told = latest == of.latest_damaged() && status.latest_damaged == latest;
+        let is_held_back = latest.is_empty() || !status.recoverable;
+        check(is_told && is_held_back, Checker::Past, || {
+            format!("damaged group {group} lacks {latest:?}, and tells {status:?}")
+        })
+    }
+
+    pub(crate) fn check_rotten(&mut self, rotten: &mut Rotten) -> Checked {
         let group = rotten.group;
         check(rotten.of.broken().is_none(), Checker::Past, || {
             format!("damage at rest has stopped group {group}: {:?}", rotten.of.broken())

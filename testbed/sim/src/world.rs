@@ -265,6 +265,12 @@ pub struct Counts {
     pub marks: u64,
     /// Copies of the backup's disk on which bytes were flipped, all that is left compared byte by byte.
     pub rots: u64,
+    /// Pairs of points that operators have used.
+    pub travels: u64,
+    /// Snapshots that were made or moved, compared byte by byte.
+    pub snapshots: u64,
+    /// Journals that could not be opened, and were cut.
+    pub repairs: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
     /// Groups that were protected again from the site at which they were recovered.

@@ -27,6 +27,7 @@ fn no_rule_is_broken() {
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
     let (mut marks, mut pasts, mut switches, mut handovers, mut grown) = (0, 0, 0, 0, 0);
     let mut homecomings = 0;
+    let (mut travels, mut snapshots, mut repairs) = (0, 0, 0);
     let (mut merged, mut ahead, mut untagged, mut idles, mut floors) = (0, 0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
@@ -41,6 +42,9 @@ fn no_rule_is_broken() {
         probes += outcome.counts.probes;
         pasts += outcome.counts.pasts;
         marks += outcome.counts.marks;
+        travels += outcome.counts.travels;
+        snapshots += outcome.counts.snapshots;
+        repairs += outcome.counts.repairs;
         recoveries += outcome.counts.recoveries;
         switches += outcome.counts.switches;
         handovers += outcome.counts.handovers;
@@ -78,6 +82,10 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(pasts > 1_000 && marks > 50, "{pasts} states of the past, {marks} marks");
+    assert!(
+        travels > 800 && snapshots > 300 && repairs > 150,
+        "{travels} uses of the past, {snapshots} snapshots, {repairs} journals cut"
+    );
     assert!(
         switches > 0 && handovers > 2,
         "{switches} planned switches, {handovers} hosts together"
@@ -177,6 +185,7 @@ fn known_seed(name: &str) -> u64 {
         | "handing-over-forgotten"
         | "map-keeps-void"
         | "only-when-idle"
+        | "ordered-by-time"
         | "watermark-ignores-idle" => 5,
         "damage-folded-as-good"
         | "damage-not-listed"
@@ -286,6 +295,7 @@ fn every_planted_bug_is_caught() {
             "damage-folded-as-good" | "damage-not-listed" | "image-not-verified" => {
                 &[Checker::Past]
             }
+            "ordered-by-time" | "last-extent-forgotten" => &[Checker::Past],
             "cold-not-synced" => &[Checker::OpensAgain, Checker::Past, Checker::Prefix],
             "times-alone" => &[Checker::Past, Checker::Closed],
             "map-older-wins" | "map-keeps-void" => &[Checker::Past, Checker::Prefix],

@@ -303,7 +303,8 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    /// A segment is as it was written. What a fold that has passed a part of it has left out goes to the images first.
+    /// Takes a segment that is as it was written off the record. Data that a fold has left out of the images goes there
+    /// first.
     pub(super) fn is_whole_again(&mut self, segment: u64) -> Result<(), GroupError> {
         let is_lacking = |(_, _, with): (_, _, LostWith)| with == LostWith(Some(segment));
         if self.fold.damaged.iter().any(is_lacking) {
@@ -311,7 +312,7 @@ impl<S: Storage> Group<S> {
             let there = self.journal.segments().iter().find(|of| of.index == segment).cloned();
             let is_folding = self.fold.is_running || self.fold.aside;
             let (Some(damage), Some(there), false) = (of, there, is_folding) else { return Ok(()) };
-            // What is behind it is over the images.
+            // Later records lie over the images.
             let up_to = match segment == self.fold.position.segment {
                 true => self.fold.position.offset,
                 false => 0,
@@ -547,14 +548,14 @@ impl<S: Storage> Group<S> {
             return Ok(());
         }
         self.take_out_of_quarantine(index)?;
-        // Its data is in the images.
+        // The images have its data.
         remove_files(&self.storage, QUARANTINE_DIR, damage)
             .map_err(|e| io_error("remove", &path, e))?;
         Ok(())
     }
 
-    /// The images get what a segment had up to an offset in it, where that is marked as lost with it. `false`: it is still
-    /// damaged.
+    /// Writes the content of a segment up to an offset to the images, where they are marked as lost with it. `false`: the
+    /// segment is still damaged.
     fn restore_to_images(
         &mut self,
         segment: &Segment<S::File>,
@@ -603,7 +604,7 @@ impl<S: Storage> Group<S> {
         Ok(true)
     }
 
-    /// What a segment had up to an offset of what was damaged, in order. `None`: it is still damaged.
+    /// Content of the damaged records of a segment up to an offset, in order. `None`: the segment is still damaged.
     fn content_of(
         &self,
         segment: &Segment<S::File>,

@@ -436,8 +436,8 @@ impl<F: StorageFile> History<F> {
         disk: DiskKey,
     ) -> Result<impl Iterator<Item = Range<u64>> + use<F>, PastError> {
         let seq = |point: &Point| point.cut.get(disk.writer);
-        // Their times do not say it: of several writers many states have one time, and the latest may have an earlier
-        // one than a state that it follows.
+        // Times do not say it: of several writers many states have one time, and the latest may have an earlier time than a
+        // state that it follows.
         let is_in_order = match tidelock_planted::is(Bug::OrderedByTime) {
             true => from.hlc <= to.hlc,
             false => seq(from) <= seq(to),

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::ops::Range;
 use thiserror::Error;
+use tidelock_planted::Bug;
 use tidelock_protocol::record::crc32c;
 use tidelock_store::view::Content;
 
@@ -100,6 +101,9 @@ impl<D: Disk> Writer<D> {
                 at += len;
                 true
             })?;
+        }
+        if tidelock_planted::is(Bug::LastExtentForgotten) {
+            todo.pop_back();
         }
         let text = serde_json::to_vec(description).expect("plain data");
         assert!(text.len() <= DESCRIPTION_MAX_BYTES, "names are short and writers few");

@@ -145,7 +145,7 @@ impl Record {
         self.target.as_ref().unwrap_or(&self.point)
     }
 
-    /// Work on the image of a disk for the point that it aims at, which is here now. `previous`: the
+    /// Plan for the image of a disk. `aim`: the point that the snapshot aims at, as it was located now. `previous`: the
     /// point of the copy that is made before it in the same pass.
     pub fn plan<F: StorageFile>(
         &self,
@@ -169,7 +169,7 @@ impl Record {
         from.and_then(changed).map_or(Plan::Compare, Plan::Change)
     }
 
-    /// Begins to move the images to another point. One that is not made yet cannot be.
+    /// Begins a move to another point. A snapshot that is not made yet cannot be moved.
     pub fn roll_to(&mut self, to: Point) {
         assert!(self.stage != Stage::Making, "its images are of no point yet");
         self.mixed |= self.stage == Stage::Rolling && self.aim().cut != to.cut;
@@ -179,7 +179,7 @@ impl Record {
         self.disks.iter_mut().for_each(|disk| disk.digest = None);
     }
 
-    /// Images are durable: the snapshot has what it aimed at.
+    /// Records that all images are durable, at the point that the snapshot aimed at.
     pub fn is_made(&mut self) {
         if let Some(target) = self.target.take() {
             self.point = target;

@@ -55,7 +55,7 @@ pub struct FoldPosition {
 }
 
 impl FoldPosition {
-    /// What of the journal is in the images, or may be.
+    /// Part of the journal that is in the images, or may be.
     #[must_use]
     pub fn in_images(&self) -> InImages<'_> {
         let begun = self.folding.as_ref().map_or(self.position, |(to, _)| self.position.max(*to));

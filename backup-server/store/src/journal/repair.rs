@@ -84,7 +84,7 @@ fn failed(what: &'static str, file: &str) -> impl FnOnce(io::Error) -> RepairErr
     move |source| RepairError::Io { what, file: file.to_owned(), source }
 }
 
-/// What the images have of a journal, or may have.
+/// Part of a journal that is in the images, or may be.
 #[derive(Clone, Debug)]
 pub struct InImages<'a> {
     /// Everything before this place is in them, durably.
@@ -96,10 +96,10 @@ pub struct InImages<'a> {
 }
 
 impl InImages<'_> {
-    /// Whether a journal that ends here in this state has all that is in the images, and what that waits for in its cut.
+    /// True if a journal that ends here in this state has all records that the images have, all of them in its cut.
     fn is_within(&self, end: Position, state: &State) -> bool {
         let (newest, at) = (state.newest_effective(), self.oldest.at);
-        // Of several writers others of that time may have been behind the end.
+        // Records of several writers may have one time, on both sides of the end.
         let is_as_late = match state.writers.len() {
             0 | 1 => newest >= at,
             _ => newest > at || at == Hlc(0),
@@ -153,7 +153,7 @@ pub fn plan<S: Storage>(
         });
         match found {
             Ok(found) => break found,
-            // It is damaged, too: nothing was behind it that knew better.
+            // Damaged as well: later batches had said that it was durable.
             Err(JournalError::Corrupt { offset: earlier, .. })
                 if (kept, earlier) < (index, offset) =>
             {

@@ -365,7 +365,7 @@ fn neither_what_the_images_have_nor_a_recovery_is_cut() {
     assert!(matches!(plan_of(&damaged), Err(RepairError::Recovered { epoch: 2, .. })));
 }
 
-/// What a fold has left out of the images is in them before nothing tells of it any more.
+/// Data that a fold has left out is in the images before the record of the damage goes.
 #[test]
 fn a_restored_segment_of_which_a_part_is_folded_heals_the_images() {
     let disk = Memory::new();
@@ -380,7 +380,7 @@ fn a_restored_segment_of_which_a_part_is_folded_heals_the_images() {
     let (path, len_bytes) = path_of(&group, first);
     disk.flip(&path, len_bytes - 3);
     while fold(&mut group, at_ms(1000)) {}
-    // It is sealed, and what follows is not folded.
+    // The segment is sealed, and later records are not folded.
     for seq in 3..20 {
         write(&mut group, seq, seq % 2 * 64);
     }
@@ -404,7 +404,7 @@ fn a_restored_segment_of_which_a_part_is_folded_heals_the_images() {
     );
 }
 
-/// A fold that was begun may have brought anything up to its end into the images.
+/// A fold that was begun may have brought any record up to its end into the images.
 #[test]
 fn what_a_fold_under_way_may_have_brought_into_the_images_is_not_cut() {
     let disk = Memory::new();
@@ -437,7 +437,7 @@ fn what_a_fold_under_way_may_have_brought_into_the_images_is_not_cut() {
     assert!(kept > 5 && refused > 5, "{kept} {refused}");
 }
 
-/// What follows the damage may be what has told that something before it was durable.
+/// Later batches may be all that says that an earlier one was durable.
 #[test]
 fn of_a_journal_that_is_damaged_twice_as_much_is_kept_as_was_planned() {
     let disk = Memory::new();

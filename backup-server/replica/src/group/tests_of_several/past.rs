@@ -378,7 +378,7 @@ fn a_point_of_a_recovered_group_is_found_behind_comparisons_that_it_has_not() {
     assert_eq!(past.locate(&point).unwrap().cut, point.cut);
 }
 
-/// Before anything is written after a recovery there is what it has chosen, in the epoch that it has begun.
+/// The first state of an epoch has the cut that its recovery has chosen.
 #[test]
 fn the_first_point_after_a_recovery_is_found_again() {
     let disk = Memory::new();
