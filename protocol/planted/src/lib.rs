@@ -5,9 +5,23 @@
 //! that was planted in the calling thread, so runs in several threads can have different faults.
 #![forbid(unsafe_code)]
 
-/// A fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bug {
+/// Defines the faults.
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $bug:ident,)*) => {
+        /// A fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Bug] = &[$(Bug::$bug),*];
+        }
+    };
+}
+
+bugs! {
     // Sequencer.
     /// Breaks rule 1: P is published after the completion instead of before it.
     PublishAfterCompletion,
@@ -51,6 +65,10 @@ pub enum Bug {
     SwitchForgotten,
     /// Breaks rule 6: a start does not look what the last verification has found.
     DifferenceForgotten,
+
+    // End.
+    /// Breaks rule 6: a daemon that is asked to end does so although the backup does not have everything.
+    EndsUnsettled,
 
     // Copies and verification.
     /// Breaks rule 8: copies wait as long as guests' writes do, also the only one.

@@ -4,180 +4,117 @@
 use std::cell::Cell;
 use std::fmt;
 
-/// A checker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Checker {
+/// Defines the checkers, by the name that reports and tests use.
+macro_rules! checkers {
+    ($($(#[$doc:meta])* $checker:ident => $name:literal,)*) => {
+        /// A checker.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Checker {
+            $($(#[$doc])* $checker,)*
+        }
+
+        impl Checker {
+            /// All of them.
+            pub const ALL: &[Checker] = &[$(Checker::$checker),*];
+
+            /// Its name in reports.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Checker::$checker => $name,)*
+                }
+            }
+        }
+    };
+}
+
+checkers! {
     /// Rule 1: P names a write before it is completed.
-    PublishBeforeComplete,
+    PublishBeforeComplete => "publish-before-complete",
     /// Rule 1: what a released packet depends on is committed.
-    OutputCommit,
+    OutputCommit => "output-commit",
     /// Rule 1: rows that a client was told of are in the recovered disks, byte by byte.
-    ToldRows,
+    ToldRows => "told-rows",
     /// Rule 2: recovered disks equal the initial state and a prefix of the writes, byte by byte.
-    Prefix,
+    Prefix => "prefix",
     /// Rule 2: what a record of one writer depends on of another is recovered with it.
-    Closed,
+    Closed => "closed",
     /// Rule 2: overlapping operations are not in flight together.
-    Overlap,
+    Overlap => "overlap",
     /// Rule 2: a copy is what the disk holds, never older.
-    CopyIsCurrent,
+    CopyIsCurrent => "copy-is-current",
     /// Rule 3: an acknowledgement never goes beyond what arrived without a gap.
-    AckContiguous,
+    AckContiguous => "ack-contiguous",
     /// Rules 3 and 9: what was acknowledged is there after the worst crash.
-    AckDurable,
+    AckDurable => "ack-durable",
     /// Rule 4: after a recovery the backup takes nothing of the old primary.
-    OneEpoch,
+    OneEpoch => "one-epoch",
     /// Rule 4: a group is recovered only while the operator who has ordered it waits for that.
-    Ordered,
+    Ordered => "ordered",
     /// Rules 5 and 6: bookmarks and pins on record are there until they are taken out, and show what they showed.
-    Marks,
+    Marks => "marks",
     /// Rule 4: no packet leaves without a lease.
-    Lease,
+    Lease => "lease",
     /// Rule 4: no packet leaves after a recovery, or once the lease is given up.
-    Fence,
+    Fence => "fence",
     /// Rules 1 and 4: the hosts of a group go over when all are drained, and nothing is lost by it.
-    Switch,
+    Switch => "switch",
     /// Mode sync: a write is complete only when the backup has it.
-    SyncWaits,
+    SyncWaits => "sync-waits",
     /// A tag says what its sender depends on, whoever reads it.
-    Tag,
+    Tag => "tag",
     /// P names nothing but what writers of the group have written.
-    Outsider,
+    Outsider => "outsider",
     /// Every record up to the watermark is in the cut.
-    Watermark,
+    Watermark => "watermark",
     /// A writer's times grow, across restarts.
-    HlcGrows,
+    HlcGrows => "hlc-grows",
     /// The guest reads what it wrote.
-    ReadOwnWrites,
+    ReadOwnWrites => "read-own-writes",
     /// A guest's request is taken as it was sent, and replied to once and when it is done.
-    Tap,
+    Tap => "tap",
     /// A group that degrades says so until C covers what has left, and a recovery knows of it.
-    Degraded,
+    Degraded => "degraded",
     /// Rule 8: a group degrades no oftener than is stated.
-    Steady,
+    Steady => "steady",
     /// Rule 8: after the faults, lag returns to zero and everything is protected again.
-    ComesBack,
+    ComesBack => "comes-back",
     /// Rule 8: what is under way goes on beside whatever guests write.
-    GoesOn,
+    GoesOn => "goes-on",
     /// Rule 6: replication that has stopped without a word is missed in time, and only then.
-    Silence,
+    Silence => "silence",
     /// Rule 6: a member is not called replicating before the backup has a whole copy.
-    NoFalseSync,
+    NoFalseSync => "no-false-sync",
     /// Rules 6 and 8: when nothing is under way, both sites hold the same.
-    SitesEqual,
+    SitesEqual => "sites-equal",
     /// Rule 9: a group can be opened after any crash, and a recovered one keeps what its guest
     /// made durable.
-    OpensAgain,
+    OpensAgain => "opens-again",
+    /// Rules 6 and 8: a daemon that is asked to end does so with everything at the backup.
+    EndsCleanly => "ends-cleanly",
     /// Rule 8: what a stream that is whole still has, also on disk after a kill, is never compared.
-    NothingCompared,
+    NothingCompared => "nothing-compared",
     /// Rules 6 and 9: where the sites may come to differ, the activity log on stable storage says so.
-    InMap,
+    InMap => "in-map",
     /// Rule 6: a verification tells of all that differs, and of nothing else.
-    VerifyTruthful,
+    VerifyTruthful => "verify-truthful",
     /// A group is made of disks that are there.
-    Seed,
+    Seed => "seed",
     /// Rule 10: every queue keeps within its limit.
-    Bounded,
+    Bounded => "bounded",
     /// Rule 5: the state at a time equals a replay of its own up to there, whenever it is asked for.
-    Past,
+    Past => "past",
     /// Both ends of the link understand each other.
-    Stream,
+    Stream => "stream",
     /// Production code has panicked.
-    Panic,
+    Panic => "panic",
 }
 
 impl Checker {
-    /// All of them.
-    pub const ALL: [Checker; 38] = [
-        Checker::PublishBeforeComplete,
-        Checker::OutputCommit,
-        Checker::ToldRows,
-        Checker::Prefix,
-        Checker::Closed,
-        Checker::Overlap,
-        Checker::CopyIsCurrent,
-        Checker::AckContiguous,
-        Checker::AckDurable,
-        Checker::OneEpoch,
-        Checker::Ordered,
-        Checker::Marks,
-        Checker::Lease,
-        Checker::Fence,
-        Checker::Switch,
-        Checker::SyncWaits,
-        Checker::Tag,
-        Checker::Outsider,
-        Checker::Watermark,
-        Checker::HlcGrows,
-        Checker::ReadOwnWrites,
-        Checker::Tap,
-        Checker::Degraded,
-        Checker::Steady,
-        Checker::ComesBack,
-        Checker::GoesOn,
-        Checker::Silence,
-        Checker::NoFalseSync,
-        Checker::SitesEqual,
-        Checker::OpensAgain,
-        Checker::NothingCompared,
-        Checker::InMap,
-        Checker::VerifyTruthful,
-        Checker::Seed,
-        Checker::Bounded,
-        Checker::Past,
-        Checker::Stream,
-        Checker::Panic,
-    ];
-
     /// The one of this name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|checker| checker.name() == name)
-    }
-
-    /// Its name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Checker::PublishBeforeComplete => "publish-before-complete",
-            Checker::OutputCommit => "output-commit",
-            Checker::ToldRows => "told-rows",
-            Checker::Prefix => "prefix",
-            Checker::Closed => "closed",
-            Checker::Overlap => "overlap",
-            Checker::CopyIsCurrent => "copy-is-current",
-            Checker::AckContiguous => "ack-contiguous",
-            Checker::AckDurable => "ack-durable",
-            Checker::OneEpoch => "one-epoch",
-            Checker::Ordered => "ordered",
-            Checker::Marks => "marks",
-            Checker::Lease => "lease",
-            Checker::Fence => "fence",
-            Checker::Switch => "switch",
-            Checker::SyncWaits => "sync-waits",
-            Checker::Tag => "tag",
-            Checker::Outsider => "outsider",
-            Checker::Watermark => "watermark",
-            Checker::HlcGrows => "hlc-grows",
-            Checker::ReadOwnWrites => "read-own-writes",
-            Checker::Tap => "tap",
-            Checker::Degraded => "degraded",
-            Checker::Steady => "steady",
-            Checker::ComesBack => "comes-back",
-            Checker::GoesOn => "goes-on",
-            Checker::Silence => "silence",
-            Checker::NoFalseSync => "no-false-sync",
-            Checker::SitesEqual => "sites-equal",
-            Checker::OpensAgain => "opens-again",
-            Checker::NothingCompared => "nothing-compared",
-            Checker::InMap => "in-map",
-            Checker::VerifyTruthful => "verify-truthful",
-            Checker::Seed => "seed",
-            Checker::Bounded => "bounded",
-            Checker::Past => "past",
-            Checker::Stream => "stream",
-            Checker::Panic => "panic",
-        }
+        Self::ALL.iter().copied().find(|checker| checker.name() == name)
     }
 }
 

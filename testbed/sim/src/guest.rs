@@ -302,6 +302,18 @@ impl World {
         self.vms[vm].guest.awake
     }
 
+    /// Guests begin new things again.
+    pub(crate) fn guests_go_on(&mut self) {
+        self.busy = true;
+        for vm in 0..self.vms.len() {
+            let boot = self.vms[vm].guest.boot;
+            if self.vms[vm].guest.alive {
+                let after = self.rng.span(self.plan.vms[vm].think_ns);
+                self.schedule.after(after, Event::Think { vm, boot });
+            }
+        }
+    }
+
     /// A guest does the next thing.
     pub fn think(&mut self, vm: usize, boot: Run) -> Checked {
         let guest = &self.vms[vm].guest;

@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Instant;
+use tidelock_sim::counts::Counts;
 use tidelock_sim::failure::Checker;
-use tidelock_sim::plant::{PLANTS, Plant};
-use tidelock_sim::world::Counts;
+use tidelock_sim::plant::Plant;
 use tidelock_sim::{Options, Outcome, run};
 
 /// Runs production's state machines against simulated disks, networks, guests and disasters.
@@ -49,8 +49,8 @@ struct Args {
 }
 
 fn checker(name: &str) -> Result<Checker, String> {
-    let names = || Checker::ALL.map(Checker::name).join(", ");
-    Checker::of(name).ok_or_else(|| format!("the checkers are {}", names()))
+    let names: Vec<_> = Checker::ALL.iter().map(|checker| checker.name()).collect();
+    Checker::of(name).ok_or_else(|| format!("the checkers are {}", names.join(", ")))
 }
 
 thread_local! {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     let plant = match args.plant.as_deref() {
         None => None,
         Some("list") => {
-            PLANTS.iter().for_each(|(name, _)| println!("{name}"));
+            Plant::all().for_each(|plant| println!("{}", plant.name()));
             return ExitCode::SUCCESS;
         }
         Some(name) => match Plant::of(name) {
@@ -154,7 +154,7 @@ fn run_all(args: &Args, options: &Options) -> (Done, Vec<Outcome>, f64) {
                     let outcome = run(seed, options);
                     let mut shared = shared.lock().expect("no panic while held");
                     shared.0.seeds += 1;
-                    add(&mut shared.0.counts, &outcome.counts);
+                    shared.0.counts.add(&outcome.counts);
                     bar.inc(1);
                     let tenth = (args.seeds / 10).max(1);
                     if bar.is_hidden() && !args.json && shared.0.seeds.is_multiple_of(tenth) {
@@ -184,25 +184,6 @@ fn progress(args: &Args) -> ProgressBar {
     ProgressBar::new(args.seeds).with_style(style.expect("a valid template"))
 }
 
-/// Adds up what is named. A count that is not named does not compile.
-macro_rules! add_up {
-    ($sum:expr, $one:expr, $($count:ident)*) => {{
-        let Counts { $($count),* } = $one;
-        $($sum.$count += $count;)*
-    }};
-}
-
-fn add(sum: &mut Counts, one: &Counts) {
-    add_up!(
-        sum, one,
-        events writes packets merged ahead handed_over covered untagged past_queue idles floors faults daemon_runs probes
-        pins pasts marks rots travels snapshots repairs recoveries homecomings switches handovers copies mapped_resyncs logged
-        overflows ceilings clean_starts cut_starts changes grown degrades returns narrow_returns heartbeats
-        missed verified differing spoilt unreached unrecorded answered spilled gone_on torn stood
-        returned
-    );
-}
-
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
     for outcome in failed {
         let failure = outcome.failure.as_ref().expect("it failed");
@@ -214,57 +195,10 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         }
         println!("  {}", replay(outcome.seed, options));
     }
-    let c = &done.counts;
-    println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged ({} too far ahead), {} packets inside one host, {} covered, {} untagged ones held, {} packets past the queue, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed ({} grown), {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} verifications ({} have found something of {} bytes that were changed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
-         {} daemon runs ({} after a clean end, {} without power before their end), {} copies ({} of what a map named), {} recoveries ({} after a planned switch, {} protected again from there), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} bookmarks and pins, {} damaged disks",
-        failed.len(),
-        done.seeds,
-        c.events,
-        c.writes,
-        c.packets,
-        c.merged,
-        c.ahead,
-        c.handed_over,
-        c.covered,
-        c.untagged,
-        c.past_queue,
-        c.idles,
-        c.floors,
-        c.faults,
-        c.changes,
-        c.grown,
-        c.degrades,
-        c.returns,
-        c.narrow_returns,
-        c.heartbeats,
-        c.missed,
-        c.verified,
-        c.differing,
-        c.spoilt,
-        c.unreached,
-        c.answered,
-        c.unrecorded,
-        c.spilled,
-        c.gone_on,
-        c.torn,
-        c.stood,
-        c.returned,
-        c.daemon_runs,
-        c.clean_starts,
-        c.cut_starts,
-        c.copies,
-        c.mapped_resyncs,
-        c.recoveries,
-        c.switches,
-        c.homecomings,
-        c.handovers,
-        c.probes,
-        c.pins,
-        c.pasts,
-        c.marks,
-        c.rots
-    );
+    for (name, count) in done.counts.named() {
+        println!("{count:>14}  {}", name.replace('_', " "));
+    }
+    println!("{} of {} seeds failed, {elapsed_s:.1} s", failed.len(), done.seeds);
 }
 
 fn print_json(args: &Args, done: &Done, failed: &[Outcome], elapsed_s: f64) {

@@ -417,7 +417,7 @@ impl World {
         self.counts.copies += u64::from(was_active && is_active(self) == (false, true));
         self.carry_out(vm)?;
         self.look_at_log(vm);
-        self.look_whether_drained(vm);
+        self.look_whether_drained(vm)?;
         if self.vms[vm].run.as_ref().is_none_or(|run| run.has_died.is_some()) {
             return Ok(());
         }
@@ -592,20 +592,24 @@ impl World {
     }
 
     /// The answer to a drain, if it has come.
-    fn look_whether_drained(&mut self, vm: usize) {
+    fn look_whether_drained(&mut self, vm: usize) -> Checked {
         let Some(run) = self.vms[vm].run.as_mut().filter(|run| run.draining && !run.ended) else {
-            return;
+            return Ok(());
         };
         let drained = match (&run.owner, &mut run.drained) {
             (None, _) => Drained { seq: Seq::ZERO, hlc: Hlc(0), marks: None },
             (Some(_), Some(answer)) => match answer.try_recv() {
                 Ok(Some(drained)) => drained,
-                _ => return,
+                _ => return Ok(()),
             },
-            (Some(_), None) => return,
+            (Some(_), None) => return Ok(()),
         };
         run.ended = true;
         let (is_alone, seq) = (run.owner.is_none(), drained.seq);
+        if !is_alone {
+            self.check_drained(vm, &drained)?;
+        }
+        let run = self.vms[vm].run.as_ref().expect("just seen");
         let is_clean = drained.keep(&run.state);
         note!(self, "vm {vm} drained at {seq}, whole {is_clean:?}");
         if is_alone {
@@ -615,10 +619,12 @@ impl World {
         let vms = self.vms_of(host);
         if vms.iter().all(|vm| self.vms[*vm].run.as_ref().is_some_and(|run| run.ended)) {
             let run = self.hosts[host].daemon.as_ref().expect("its members run").run;
-            // The link has the last word, which mostly arrives.
-            let after = self.rng.range(MS..300 * MS);
+            // The link has the last word, which mostly arrives, and does where nothing fails.
+            let goodbye = if self.ends_whole.is_some() { 500 * MS..800 * MS } else { MS..300 * MS };
+            let after = self.rng.range(goodbye);
             self.schedule.after(after, Event::After(Later::DaemonEnds { host, run }));
         }
+        Ok(())
     }
 
     // ---- checkers

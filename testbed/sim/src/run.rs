@@ -1,10 +1,11 @@
 //! One seed from beginning to end: faults for so many steps, then none, and then everything must
 //! come back.
 
+use crate::counts::Counts;
 use crate::failure::{self, Checked, Checker, Failure, check, fail};
 use crate::plant::{self, Plant};
 use crate::schedule::S;
-use crate::world::{Counts, World};
+use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tidelock_daemon_core::activity::{Standing, Why};
 use tidelock_daemon_core::owner::Phase;
@@ -13,7 +14,7 @@ use tidelock_replica::group::AtSizeMax;
 
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;
-/// Within this everything must have come back.
+/// What comes back has come back within this.
 const PATIENCE_S: u64 = 480;
 
 /// How to run.
@@ -92,69 +93,82 @@ fn live(world: &mut World, options: &Options) -> Checked {
         world.step()?;
     }
     world.busy = false;
-    comes_back(world)?;
+    world.comes_back()?;
     world.check_end()?;
     if world.verify_all()? {
-        comes_back(world)?;
+        world.comes_back()?;
         world.check_repaired()?;
     }
-    Ok(())
-}
-
-/// Everything comes back when guests have ended what they do.
-fn comes_back(world: &mut World) -> Checked {
-    // A group that stops at its size takes in as much as its window lets go of, and clocks may be half a minute apart.
-    let stops = world.plan.groups.iter().any(|of| of.retention.at_size_max == AtSizeMax::Stop);
-    let patience_s = if stops { 3 * PATIENCE_S } else { PATIENCE_S };
-    let until = world.schedule.now_ns() + patience_s * S;
-    let mut restless = world.restless()?;
-    while let Some(why) = &restless {
-        let late = world.schedule.now_ns() >= until;
-        check(!late, Checker::ComesBack, || {
-            let stalls = world.backup.groups.iter().filter_map(crate::backup::GroupSlot::group);
-            let now = world.backup_now();
-            let stalls: Vec<_> = stalls.filter_map(|group| group.status(now).stalled).collect();
-            format!("{patience_s} s after the faults: {why} {stalls:?}")
-        })?;
-        for slot in &mut world.backup.groups {
-            // A group that stops at its size waits for whoever holds a point.
-            slot.forget_views();
-        }
-        world.take_marks_out();
-        // The answer costs more than a step.
-        for _ in 0..64 {
-            world.step()?;
-        }
-        restless = world.restless()?;
-    }
-    Ok(())
+    let ends_whole = world.ends_cleanly()?;
+    let Counts { copies, stood, .. } = world.counts;
+    world.comes_back()?;
+    let compares = world.counts.copies > copies && world.counts.stood == stood;
+    check(!(ends_whole && compares), Checker::NothingCompared, || {
+        "disks are compared after a clean end".to_owned()
+    })
 }
 
 impl World {
-    /// Why not everything is as it should be, if so (rule 8).
-    fn restless(&mut self) -> Checked<Option<String>> {
-        for vm in 0..self.vms.len() {
-            // Loops that nobody has to wake know of the last acknowledgements in their next turn.
-            self.owner_turn(vm)?;
-            self.gate_turn(vm)?;
+    /// Everything comes back when guests have ended what they do.
+    fn comes_back(&mut self) -> Checked {
+        self.settles(Checker::ComesBack, Self::restless)
+    }
+
+    /// Goes on, without faults, while there is something to wait for.
+    pub(crate) fn settles(
+        &mut self,
+        checker: Checker,
+        restless: impl Fn(&Self) -> Option<String>,
+    ) -> Checked {
+        // A group that stops at its size takes in as much as its window lets go of, and clocks may be half a minute apart.
+        let stops = self.plan.groups.iter().any(|of| of.retention.at_size_max == AtSizeMax::Stop);
+        let patience_s = if stops { 3 * PATIENCE_S } else { PATIENCE_S };
+        let until = self.schedule.now_ns() + patience_s * S;
+        loop {
+            for vm in 0..self.vms.len() {
+                // Loops that nobody has to wake know of the last acknowledgements in their next turn.
+                self.owner_turn(vm)?;
+                self.gate_turn(vm)?;
+            }
+            let Some(why) = restless(self) else { return Ok(()) };
+            let late = self.schedule.now_ns() >= until;
+            check(!late, checker, || {
+                let stalls = self.backup.groups.iter().filter_map(crate::backup::GroupSlot::group);
+                let now = self.backup_now();
+                let stalls: Vec<_> = stalls.filter_map(|group| group.status(now).stalled).collect();
+                format!("{patience_s} s later: {why} {stalls:?}")
+            })?;
+            for slot in &mut self.backup.groups {
+                // A group that stops at its size waits for whoever holds a point.
+                slot.forget_views();
+            }
+            self.take_marks_out();
+            // The answer costs more than a step.
+            for _ in 0..64 {
+                self.step()?;
+            }
         }
+    }
+
+    /// Why not everything is as it should be, if so (rule 8).
+    fn restless(&self) -> Option<String> {
         for group in 0..self.plan.groups.len() {
             if self.backup.groups[group].is_on_its_way {
-                return Ok(Some(format!("group {group} is on its way back")));
+                return Some(format!("group {group} is on its way back"));
             }
             if self.is_switching(group) {
-                return Ok(Some(format!("a switch of group {group} is under way")));
+                return Some(format!("a switch of group {group} is under way"));
             }
             for vm in self.plan.groups[group].members().collect::<Vec<_>>() {
                 if let Some(why) = self.restless_vm(group, vm) {
-                    return Ok(Some(format!("vm {vm}: {why}")));
+                    return Some(format!("vm {vm}: {why}"));
                 }
             }
         }
-        Ok(None)
+        None
     }
 
-    fn restless_vm(&mut self, group: usize, vm: usize) -> Option<String> {
+    fn restless_vm(&self, group: usize, vm: usize) -> Option<String> {
         let host = self.plan.vms[vm].host;
         let slot = &self.backup.groups[group];
         if self.hosts[host].lost || self.is_switched(group) && slot.recovered.is_none() {

@@ -350,13 +350,8 @@ impl World {
         // What guests write is not found any more. Where a group stops at its size, a verification behind them lasts as
         // long as the journal needs for all that they write.
         let stops = self.plan.groups.iter().any(|of| of.retention.at_size_max == AtSizeMax::Stop);
-        self.busy = self.rng.chance(1, 2) && !stops;
-        for vm in (0..self.vms.len()).filter(|_| self.busy).collect::<Vec<_>>() {
-            let boot = self.vms[vm].guest.boot;
-            if self.vms[vm].guest.alive {
-                let after = self.rng.span(self.plan.vms[vm].think_ns);
-                self.schedule.after(after, Event::Think { vm, boot });
-            }
+        if self.rng.chance(1, 2) && !stops {
+            self.guests_go_on();
         }
         self.verify_now(&writers, false)?;
         if self.rng.chance(1, 2) {

@@ -2,6 +2,7 @@
 //! the checkers.
 
 use crate::backup::{Backup, JobDone};
+use crate::counts::Counts;
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
 use crate::faults::Later;
@@ -224,111 +225,6 @@ pub struct Host {
     pub state_dir: Memory,
 }
 
-/// Counts, for reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Counts {
-    /// Events.
-    pub events: u64,
-    /// Guests' writes completed.
-    pub writes: u64,
-    /// Packets that left for clients.
-    pub packets: u64,
-    /// Packets of members whose tag was merged.
-    pub merged: u64,
-    /// Those that were dropped instead, because their time was too far ahead.
-    pub ahead: u64,
-    /// Packets of members to others of the same host.
-    pub handed_over: u64,
-    /// Packets of members that needed no tag, because C covered them.
-    pub covered: u64,
-    /// Packets of members that could not be tagged, and waited instead.
-    pub untagged: u64,
-    /// Packets that left past the gate's queue: the programs saw that C covers them, or that nothing is held.
-    pub past_queue: u64,
-    /// Idle records.
-    pub idles: u64,
-    /// Members that were held until it was known what their guests had heard.
-    pub floors: u64,
-    /// Faults injected.
-    pub faults: u64,
-    /// Runs of daemons.
-    pub daemon_runs: u64,
-    /// Starts of daemons in the middle of which the power failed.
-    pub cut_starts: u64,
-    /// Recoveries on copies of the backup's disk, compared byte by byte.
-    pub probes: u64,
-    /// Views at a cut of a group that went on, compared byte by byte.
-    pub pins: u64,
-    /// States of the past, compared byte by byte.
-    pub pasts: u64,
-    /// Bookmarks and pins that were set.
-    pub marks: u64,
-    /// Copies of the backup's disk on which bytes were flipped, all that is left compared byte by byte.
-    pub rots: u64,
-    /// Pairs of points that operators have used.
-    pub travels: u64,
-    /// Snapshots that were made or moved, compared byte by byte.
-    pub snapshots: u64,
-    /// Journals that could not be opened, and were cut.
-    pub repairs: u64,
-    /// Recoveries of groups.
-    pub recoveries: u64,
-    /// Groups that were protected again from the site at which they were recovered.
-    pub homecomings: u64,
-    /// Groups that were switched over.
-    pub switches: u64,
-    /// Hosts that have gone over together with others.
-    pub handovers: u64,
-    /// Initial copies and resyncs completed.
-    pub copies: u64,
-    /// Resyncs of only what an activity log had.
-    pub mapped_resyncs: u64,
-    /// Requests that waited for an activity log.
-    pub logged: u64,
-    /// Maps that were given up because they were full.
-    pub overflows: u64,
-    /// How often a writer waited for a ceiling of its times.
-    pub ceilings: u64,
-    /// Runs of daemons that went on after a clean end, with nothing compared.
-    pub clean_starts: u64,
-    /// Members and disks that came or went.
-    pub changes: u64,
-    /// Of those, disks that became larger.
-    pub grown: u64,
-    /// Groups that went on without the backup, on one host.
-    pub degrades: u64,
-    /// Of those, how many came back by themselves.
-    pub returns: u64,
-    /// Seeds in which everything came back while guests wrote almost as much as links carry.
-    pub narrow_returns: u64,
-    /// Heartbeats that owner loops were asked for.
-    pub heartbeats: u64,
-    /// How often one was missed.
-    pub missed: u64,
-    /// Verifications that have looked at everything.
-    pub verified: u64,
-    /// Of those, how many have told of a difference.
-    pub differing: u64,
-    /// Bytes that were changed behind everyone's back.
-    pub spoilt: u64,
-    /// Runs that served guests before the backup was reached.
-    pub unreached: u64,
-    /// Guests' writes in them that have no record.
-    pub unrecorded: u64,
-    /// Of those runs, how many answered clients.
-    pub answered: u64,
-    /// Records that were admitted while some before them were on disk only.
-    pub spilled: u64,
-    /// Processes that went on with a backlog on disk.
-    pub gone_on: u64,
-    /// Daemons that died within the append of a record, or right behind it.
-    pub torn: u64,
-    /// Streams that stood because a backlog was full.
-    pub stood: u64,
-    /// Of those, how many were recorded again, with a comparison.
-    pub returned: u64,
-}
-
 /// The world.
 pub struct World {
     /// What the seed has drawn.
@@ -361,6 +257,8 @@ pub struct World {
     pub faulty: bool,
     /// Guests begin new things.
     pub busy: bool,
+    /// While daemons end after all has come back: whether the backup has everything of those that have ended.
+    pub(crate) ends_whole: Option<bool>,
     /// Links are narrow, and guests write as much as was drawn.
     pub squeeze: Option<Squeeze>,
     /// Images of the backup were changed behind its back: of what they were nothing can be said.
@@ -417,6 +315,7 @@ impl World {
             plant,
             faulty: true,
             busy: true,
+            ends_whole: None,
             squeeze: None,
             is_past_spoilt: false,
             more_steps: 0,
