@@ -153,6 +153,7 @@ def test_at_its_limit_writes_wait_and_it_is_said(run):
 def kill(pair: Pair, load, oracle: Oracle) -> None:
     """The daemon is gone, and its guest has heard nothing of what was under way."""
     pair.kill(pair.daemon)
+    pair.wait_disk_closed()
     load.vanish()
     oracle.server_died()
 

@@ -5,6 +5,7 @@ On the loopback interface, or at both ends of a WAN. The test itself is the gues
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
 import itertools
 import json
@@ -12,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -350,6 +352,19 @@ class Pair:
             process.signal(signal.SIGKILL)
         for process in processes:
             process.kill()
+
+    def wait_disk_closed(self) -> None:
+        """Requests of a killed daemon may end a moment after its process, and the disk's lock is held until then."""
+        with self.disk.open("r+b") as disk:
+
+            def is_free() -> bool:
+                try:
+                    fcntl.fcntl(disk, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                except BlockingIOError:
+                    return False
+                return True
+
+            wait_until("nobody has the disk open", is_free, LONG_S)
 
 
 def different_blocks(one: Path, other: Path, block: int = 4096) -> str:
