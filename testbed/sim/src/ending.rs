@@ -2,6 +2,7 @@
 //! backup has all that its guests have written, and the next run compares nothing.
 
 use crate::failure::{Checked, Checker, check};
+use crate::faults::Later;
 use crate::schedule::MS;
 use crate::world::{Run, World, note};
 use tidelock_daemon_core::owner::{Drained, Phase};
@@ -27,17 +28,36 @@ impl World {
         }
         running.iter().for_each(|(host, _)| self.drain(*host));
         self.settles(Checker::EndsCleanly, |world| {
-            let runs = |(host, run): &&(usize, Run)| {
-                world.hosts[*host].daemon.as_ref().is_some_and(|daemon| daemon.run == *run)
-            };
-            let (host, _) = running.iter().find(runs)?;
-            let drained = |vm: &usize| world.vms[*vm].run.as_ref().is_some_and(|run| run.ended);
-            let waiting: Vec<_> =
-                world.vms_of(*host).into_iter().filter(|vm| !drained(vm)).collect();
-            Some(format!("the daemon of host {host} runs, and vms {waiting:?} have not drained"))
+            running.iter().filter(|(host, run)| world.has_run(*host, *run)).find_map(|(host, _)| {
+                let vms = world.vms_of(*host);
+                let waiting: Vec<_> = vms.into_iter().filter(|vm| !world.has_ended(*vm)).collect();
+                let is_given_up = waiting.iter().any(|vm| world.has_gap(world.plan.vms[*vm].group));
+                (!is_given_up).then(|| format!("host {host}: vms {waiting:?} have not drained"))
+            })
         })?;
+        // What has no record is not drained: an operator, or production's patience, ends the daemon.
+        for (host, run) in running {
+            if self.has_run(host, run) {
+                self.ends_whole = Some(false);
+                self.later(Later::DaemonEnds { host, run }, 0);
+            }
+        }
         self.busy = false;
         Ok(self.ends_whole.take() == Some(true))
+    }
+
+    fn has_run(&self, host: usize, run: Run) -> bool {
+        self.hosts[host].daemon.as_ref().is_some_and(|daemon| daemon.run == run)
+    }
+
+    fn has_ended(&self, vm: usize) -> bool {
+        self.vms[vm].run.as_ref().is_some_and(|run| run.ended)
+    }
+
+    /// True if a writer of a group has a gap in its stream.
+    fn has_gap(&self, group: usize) -> bool {
+        let mut runs = self.plan.groups[group].writers().filter_map(|vm| self.vms[vm].run.as_ref());
+        runs.any(|run| run.view.gap().is_some())
     }
 
     /// A writer has ended: after the faults nothing of it is only here, and its next run knows that.
