@@ -20,6 +20,7 @@ use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_storage::json::{self, FileError};
 use tidelock_store::FORMAT;
+use tidelock_store::extents::DiskKey;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,6 +194,13 @@ impl Manifest {
     #[must_use]
     pub fn name_of(&self, writer: WriterId) -> &str {
         self.writers.get(writer.index()).map_or("?", String::as_str)
+    }
+
+    /// The name of a disk among those of its group: `member.disk`.
+    #[must_use]
+    pub fn disk_name(&self, key: DiskKey) -> String {
+        let disk = self.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
+        format!("{}.{disk}", self.name_of(key.writer))
     }
 
     /// The disks that are in the group's state at a cut.

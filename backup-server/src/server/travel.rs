@@ -14,7 +14,6 @@ use tidelock_replica::group::CompressedStatus;
 use tidelock_replica::group::NamedMark;
 use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::history::{Bucket, History, Hold, PastError, Point};
-use tidelock_replica::manifest::Manifest;
 use tidelock_replica::text;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::{FindError, When};
@@ -280,18 +279,11 @@ impl Look {
         let before: Vec<_> = self.history.disks_at(from).collect();
         let disks = self.history.disks_at(to).filter(|disk| before.contains(disk));
         let named = disks.map(|(writer, disk)| {
-            (
-                DiskKey { writer, disk: disk.id },
-                disk_name(manifest, writer, &disk.name),
-                disk.size_bytes,
-            )
+            let key = DiskKey { writer, disk: disk.id };
+            (key, manifest.disk_name(key), disk.size_bytes)
         });
         named.collect()
     }
-}
-
-fn disk_name(manifest: &Manifest, writer: tidelock_protocol::ids::WriterId, disk: &str) -> String {
-    format!("{}.{disk}", manifest.name_of(writer))
 }
 
 pub(super) fn or_error(reply: Result<Reply, String>) -> Reply {
@@ -343,7 +335,7 @@ pub(super) async fn records(
             seq: record.seq.0,
             unix_ms: record.arrived_ms,
             hlc: record.hlc.to_string(),
-            disk: record.extent.map(|(key, _, _)| name_of(manifest, key)),
+            disk: record.extent.map(|(key, _, _)| manifest.disk_name(key)),
             offset: record.extent.map_or(0, |(_, offset, _)| offset),
             len_bytes: record.extent.map_or(0, |(_, _, len)| len),
         });
@@ -489,7 +481,7 @@ pub(super) async fn timeline(
             disks: bucket
                 .disks
                 .iter()
-                .map(|(key, bytes)| (name_of(manifest, *key), *bytes))
+                .map(|(key, bytes)| (manifest.disk_name(*key), *bytes))
                 .collect(),
             flushes: bucket.flushes,
             last_flush: bucket.last_flush.map(|point| FlushStatus {
@@ -520,11 +512,6 @@ pub(super) async fn timeline(
         })
     });
     or_error(told.await)
-}
-
-fn name_of(manifest: &Manifest, key: DiskKey) -> String {
-    let disk = manifest.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
-    disk_name(manifest, key.writer, disk)
 }
 
 /// What is different between two points.

@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::bounds;
 use tidelock_replica::group::DamagedDisk;
 use tidelock_replica::history::{History, PastView, Point};
-use tidelock_replica::manifest::Manifest;
 use tidelock_replica::text;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::scratch::{Quota, Scratch};
@@ -154,7 +153,7 @@ impl Views {
         let mut open = self.lock();
         let name = free_name(&open, wanted.name.as_deref())?;
         let keys: Vec<DiskKey> = disks.keys().copied().collect();
-        let names: Vec<String> = keys.iter().map(|key| disk_name(manifest, *key)).collect();
+        let names: Vec<String> = keys.iter().map(|key| manifest.disk_name(*key)).collect();
         let layers = self.layers(&name, &names, disks.into_values(), quota.as_ref())?;
         let shown = Arc::new(Shown::new(layers));
         let served = ServedDisk::shown(names, &shown);
@@ -217,7 +216,7 @@ impl Views {
         let new: Vec<u64> = disks.values().map(PastView::size_bytes).collect();
         if !disks.keys().eq(&view.keys) || new != sizes {
             let names = |keys: &mut dyn Iterator<Item = &DiskKey>| {
-                keys.map(|key| disk_name(manifest, *key)).collect::<Vec<_>>().join(", ")
+                keys.map(|key| manifest.disk_name(*key)).collect::<Vec<_>>().join(", ")
             };
             return Err(format!(
                 "view {name} has the disks {}, and at that point there are {}, perhaps of other sizes: open another \
@@ -326,11 +325,6 @@ impl OpenView {
             damaged: self.damaged.clone(),
         }
     }
-}
-
-fn disk_name(manifest: &Manifest, key: DiskKey) -> String {
-    let disk = manifest.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
-    format!("{}.{disk}", manifest.name_of(key.writer))
 }
 
 fn unknown(open: &BTreeMap<String, OpenView>, name: &str) -> String {

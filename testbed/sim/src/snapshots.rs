@@ -6,16 +6,17 @@
 
 use crate::failure::{Checked, Checker, check, fail};
 use crate::rng::Rng;
-use crate::travelling::{Place, Views, digest_of, must};
+use crate::travelling::{Place, digest_of, must};
 use crate::world::World;
 use std::collections::BTreeMap;
 use std::io;
-use tidelock_replica::history::{History, PastView, Point};
-use tidelock_replica::travel::copy::{self, Copier, Copy, Image, Plan, Raw};
+use tidelock_replica::history::History;
+use tidelock_replica::travel::copy::{self, Image, Raw};
 use tidelock_replica::travel::digest::{self, Table};
-use tidelock_replica::travel::snapshot::{self, DiskRecord, FORMAT, Format, Pace, Record, Stage};
+use tidelock_replica::travel::making::{Images, Making, Opened, Step, open_raw};
+use tidelock_replica::travel::snapshot::{self, DiskRecord, Record, Stage};
+use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
-use tidelock_storage::{Storage, StorageFile};
 use tidelock_store::extents::DiskKey;
 
 /// A disk with one snapshot in its root.
@@ -25,8 +26,6 @@ pub struct Kept {
     /// Content of the images, if the snapshot is whole.
     content: BTreeMap<DiskKey, Vec<u8>>,
 }
-
-type Target = Copy<PastView<MemoryFile>, Raw<MemoryFile>, MemoryFile>;
 
 impl World {
     /// The operator of a group's snapshot makes it, moves it to a point, or goes on with what was interrupted.
@@ -38,11 +37,11 @@ impl World {
         rng: &mut Rng,
     ) -> Checked {
         let what = || format!("the snapshot of group {group}");
-        let disks = disks_of(past, &to.point);
+        let fresh = Record::of(past, to.point.clone(), None);
         let Some(mut kept) = self.backup.groups[group].snapshot.take() else {
             let disk = Memory::new();
             let kept = Kept { disk, content: BTreeMap::new() };
-            must(snapshot::write(&kept.disk, "", &begun(past, to.point, disks)), what)?;
+            must(snapshot::write(&kept.disk, "", &fresh), what)?;
             return self.go_on_with(group, past, kept, rng);
         };
         let record = must(snapshot::read(&kept.disk, ""), what)?;
@@ -54,8 +53,8 @@ impl World {
         }
         let is_alike =
             |(a, b): (&DiskRecord, &DiskRecord)| (&a.name, a.size_bytes) == (&b.name, b.size_bytes);
-        let are_alike =
-            record.disks.len() == disks.len() && record.disks.iter().zip(&disks).all(is_alike);
+        let are_alike = record.disks.len() == fresh.disks.len()
+            && record.disks.iter().zip(&fresh.disks).all(is_alike);
         if record.stage != Stage::Making && are_alike && rng.chance(3, 4) {
             record.roll_to(to.point);
             must(snapshot::write(&kept.disk, "", &record), what)?;
@@ -73,7 +72,7 @@ impl World {
     ) -> Checked {
         let what = || format!("the snapshot of group {group}");
         for _ in 0..rng.range(1..4) {
-            let mut record = must(snapshot::read(&kept.disk, ""), what)?.expect("written durably");
+            let record = must(snapshot::read(&kept.disk, ""), what)?.expect("written durably");
             if record.stage == Stage::Whole {
                 break;
             }
@@ -83,16 +82,20 @@ impl World {
             let is_there = |disk: &DiskRecord| {
                 views.get(&disk.key()).is_some_and(|view| view.size_bytes() == disk.size_bytes)
             };
-            if !record.disks.iter().all(is_there) {
-                return Ok(());
-            }
+            let are_there = record.disks.iter().all(is_there);
+            let making = Making::begin(past, vec![(String::new(), record)]);
+            check(making.is_ok() == are_there, Checker::Past, || {
+                format!("{} at {aim:?} is begun: {making:?}", what())
+            })?;
+            let Ok(making) = making else { return Ok(()) };
             let power_off_at = rng.chance(1, 2).then(|| kept.disk.ops() + rng.below(16));
             kept.disk.set_faults(Faults { power_off_at, ..Faults::default() });
-            match make(&kept.disk, past, &mut record, &aim, &views) {
+            match made(making, &kept.disk) {
                 Ok(()) => {
                     kept.disk.set_faults(Faults::default());
                     kept.content = self.content_at(group, &aim, &views)?;
-                    check_images(&kept, &record)?;
+                    let record = must(snapshot::read(&kept.disk, ""), what)?;
+                    check_images(&kept, &record.expect("it was put on record"))?;
                     self.counts.snapshots += 1;
                 }
                 Err(error) => {
@@ -109,105 +112,64 @@ impl World {
     }
 }
 
-fn disks_of(past: &History<MemoryFile>, point: &Point) -> Vec<DiskRecord> {
-    let record = |(writer, disk): (
-        tidelock_protocol::ids::WriterId,
-        &tidelock_protocol::message::DiskSpec,
-    )| {
-        let name = format!("{}.{}", past.manifest().name_of(writer), disk.name);
-        DiskRecord {
-            file: format!("{name}.img"),
-            name,
-            writer,
-            disk: disk.id,
-            size_bytes: disk.size_bytes,
-            format: Format::Raw,
-            digest: None,
-        }
-    };
-    past.disks_at(point).map(record).collect()
-}
+/// A disk with snapshots in directories.
+#[derive(Debug)]
+struct InMemory(Memory);
 
-fn begun(past: &History<MemoryFile>, point: Point, disks: Vec<DiskRecord>) -> Record {
-    Record {
-        format: FORMAT,
-        group: past.manifest().group.clone(),
-        stage: Stage::Making,
-        point,
-        target: None,
-        base: None,
-        base_point: None,
-        paused: false,
-        together: None,
-        pace: Pace::default(),
-        expires_at_unix_ms: None,
-        mixed: false,
-        members: past.manifest().writers.clone(),
-        disks,
+impl Images for InMemory {
+    type Image = Raw<MemoryFile>;
+    type File = MemoryFile;
+
+    fn open(
+        &mut self,
+        dir: &str,
+        _: &Record,
+        disk: &DiskRecord,
+    ) -> io::Result<Opened<Self::Image, MemoryFile>> {
+        open_raw(&self.0, dir, disk)
+    }
+
+    fn close(&mut self, _: &str, _: &Record, _: &DiskRecord, _: Self::Image) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn keep(&mut self, dir: &str, record: &Record) -> io::Result<()> {
+        snapshot::write(&self.0, dir, record)
     }
 }
 
-/// Makes or moves the images of a snapshot, and puts it on record as whole.
-fn make(
-    disk: &Memory,
-    past: &History<MemoryFile>,
-    record: &mut Record,
-    aim: &Point,
-    views: &Views,
-) -> io::Result<()> {
-    for nth in 0..record.disks.len() {
-        let of = &record.disks[nth];
-        let plan = record.plan(past, aim, of.key(), None);
-        let target = target(disk, of, views[&of.key()].clone(), plan)?;
-        let digest = copied(vec![target])?.remove(0).digests.whole()?;
-        record.disks[nth].digest = Some(digest::hex(&digest));
-    }
-    record.is_made();
-    snapshot::write(disk, "", record)
-}
-
-/// The images and tables, whole and durable.
-fn copied(targets: Vec<Target>) -> io::Result<Vec<Target>> {
-    let mut copier = Copier::new(targets);
-    while copier.step()?.is_some() {}
-    copier.sync()?;
-    Ok(copier.end())
-}
-
-fn target(
-    disk: &Memory,
-    of: &DiskRecord,
-    view: PastView<MemoryFile>,
-    plan: Plan,
-) -> io::Result<Target> {
-    let open = |name: &str| disk.open(name).map(|file| (file, false));
-    let or_made = |name: &str| open(name).or_else(|_| disk.create(name).map(|file| (file, true)));
-    let ((image, is_made), (digests, _)) = (or_made(&of.file)?, or_made(&of.digests())?);
-    image.set_size(of.size_bytes)?;
-    let digests = Table::open(digests, of.size_bytes)?;
-    disk.sync_dir("")?;
-    let plan = match plan {
-        Plan::Fill { unlike_previous, .. } => Plan::Fill { is_new: is_made, unlike_previous },
-        plan => plan,
-    };
-    Ok(Copy { disk: view, image: Raw(image), digests, plan })
+/// Makes or moves snapshots, and puts them on record as whole.
+fn made(mut making: Making<MemoryFile, InMemory>, disk: &Memory) -> io::Result<()> {
+    let mut images = InMemory(disk.clone());
+    while making.step(&mut images)? != Step::Whole {}
+    Ok(())
 }
 
 /// A snapshot that is whole on record has what it is of, also after a power loss.
 fn check_images(kept: &Kept, record: &Record) -> Checked {
-    let what = |of: &DiskRecord| format!("{} in a snapshot at {:?}", of.name, record.point);
     let disk = kept.disk.crash(&mut || false);
     let on_record = must(snapshot::read(&disk, ""), || "a snapshot's record".to_owned())?;
     check(on_record.as_ref() == Some(record), Checker::Past, || {
         format!("on record is {on_record:?}, made was {record:?}")
     })?;
+    check_disks(&disk, "", record, &kept.content)
+}
+
+fn check_disks(
+    disk: &Memory,
+    dir: &str,
+    record: &Record,
+    content: &BTreeMap<DiskKey, Vec<u8>>,
+) -> Checked {
+    let what = |of: &DiskRecord| format!("{} in a snapshot at {:?}", of.name, record.point);
+    let open = |file: &str| disk.open(&tidelock_storage::join(dir, file));
     for of in &record.disks {
         // A writer that a recovery was without.
-        let Some(want) = kept.content.get(&of.key()) else { continue };
-        let mut image = Raw(must(disk.open(&of.file), || what(of))?);
+        let Some(want) = content.get(&of.key()) else { continue };
+        let mut image = Raw(must(open(&of.file), || what(of))?);
         let mut have = vec![0; want.len()];
         must(image.read(0, &mut have), || what(of))?;
-        let digests = must(disk.open(&of.digests()), || what(of))?;
+        let digests = must(open(&of.digests()), || what(of))?;
         let digests = must(Table::open(digests, of.size_bytes), || what(of))?;
         let wrong = copy::verify(&mut image, &digests, of.size_bytes, |_, _| Ok(()));
         let is_right = have == *want
@@ -218,35 +180,22 @@ fn check_images(kept: &Kept, record: &Record) -> Checked {
     Ok(())
 }
 
-/// Copies of one disk at two points, made in one pass: the second one of the first.
-pub(crate) fn together(
-    past: &History<MemoryFile>,
-    from: &Place,
-    to: &Place,
-    key: DiskKey,
-) -> Checked {
-    let (Some(first), Some(second)) = (from.content.get(&key), to.content.get(&key)) else {
-        return Ok(());
-    };
-    if first.len() != second.len() {
-        return Ok(());
+/// Snapshots of two points, made in one pass: the second one of the first.
+pub(crate) fn together(past: &History<MemoryFile>, from: &Place, to: &Place) -> Checked {
+    let what = || format!("snapshots of {:?} and {:?}", from.point, to.point);
+    let of =
+        |dir: &str, place: &Place| (dir.to_owned(), Record::of(past, place.point.clone(), None));
+    let records = vec![of("from", from), of("to", to)];
+    if records[0].1.disks != records[1].1.disks {
+        let making = Making::<_, InMemory>::begin(past, records);
+        return check(making.is_err(), Checker::Past, || format!("{}: of other disks", what()));
     }
-    let what = || format!("copies of {key:?} at {:?} and {:?}", from.point, to.point);
-    let (disk, record) = (Memory::new(), begun(past, to.point.clone(), disks_of(past, &to.point)));
-    let of = record.disks.iter().find(|of| of.key() == key).expect("it has content there");
-    let earlier =
-        DiskRecord { name: "before".to_owned(), file: "before.img".to_owned(), ..of.clone() };
-    let targets =
-        [(&earlier, from, None), (of, to, Some(&from.point))].map(|(of, place, previous)| {
-            let plan = record.plan(past, &place.point, key, previous);
-            target(&disk, of, place.views[&key].clone(), plan)
-        });
-    let targets = must(targets.into_iter().collect::<io::Result<Vec<_>>>(), what)?;
-    for (mut made, want) in must(copied(targets), what)?.into_iter().zip([first, second]) {
-        let mut have = vec![0; want.len()];
-        must(made.image.read(0, &mut have), what)?;
-        let whole = must(made.digests.whole(), what)?;
-        check(have == *want && whole == digest_of(want), Checker::Past, what)?;
+    let disk = Memory::new();
+    let making = must(Making::begin(past, records), what)?;
+    must(made(making, &disk), what)?;
+    for (dir, place) in [("from", from), ("to", to)] {
+        let record = must(snapshot::read(&disk, dir), what)?.expect("it was put on record");
+        check_disks(&disk, dir, &record, &place.content)?;
     }
     Ok(())
 }

@@ -91,7 +91,7 @@ impl World {
             self.bisect(group, &past, (&from, &to), key, &mut rng)?;
         }
         if rng.chance(1, 2) {
-            crate::snapshots::together(&past, &from, &to, key)?;
+            crate::snapshots::together(&past, &from, &to)?;
         }
         self.keep_snapshot(group, &past, to, &mut rng)
     }
@@ -309,9 +309,8 @@ fn check_between(past: &History<MemoryFile>, from: &Place, to: &Place, rng: &mut
             )
         })?;
         let moment = |point| Moment::new(point, past.manifest());
-        let name = past.manifest().name_of(key.writer).to_owned();
         let changes = Changes {
-            name: format!("{name}.{}", key.disk),
+            name: past.manifest().disk_name(*key),
             view: &to.views[key],
             ranges: ranges.clone(),
             from: (moment(a), before),
@@ -320,7 +319,7 @@ fn check_between(past: &History<MemoryFile>, from: &Place, to: &Place, rng: &mut
         check_increment(&changes, rng)?;
         // Increments go backwards in time alike.
         let (view, from, to) = (&from.views[key], changes.to, changes.from);
-        check_increment(&Changes { name, view, ranges, from, to }, rng)?;
+        check_increment(&Changes { name: changes.name, view, ranges, from, to }, rng)?;
     }
     Ok(())
 }

@@ -81,11 +81,8 @@ impl DamagedDisk {
     /// With the disk's name.
     #[must_use]
     pub fn new(manifest: &Manifest, of: &Affected) -> Self {
-        let key = of.key;
-        let disk = manifest.disk(key.writer, key.disk);
-        let disk = disk.map_or_else(|| key.disk.to_string(), |disk| disk.name.clone());
         Self {
-            name: format!("{}.{disk}", manifest.name_of(key.writer)),
+            name: manifest.disk_name(of.key),
             segment: of.segment,
             offset: of.range.start,
             len_bytes: of.range.end - of.range.start,

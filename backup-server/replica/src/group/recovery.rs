@@ -506,8 +506,8 @@ impl<S: Storage> Group<S> {
                 self.is_served(*writer) && member.is_some_and(|m| !m.is_removed(disk.id))
             })
             .map(|(writer, disk)| {
-                let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
-                (name, DiskKey { writer, disk: disk.id })
+                let key = DiskKey { writer, disk: disk.id };
+                (self.manifest.disk_name(key), key)
             })
             .collect();
         let view = |(name, key)| Ok((name, key, self.view(key)?));
@@ -588,7 +588,7 @@ impl<S: Storage> Group<S> {
         let served = self.manifest.disks_at(&point.cut).filter(|(writer, _)| is_served(*writer));
         let disks = served.map(|(writer, disk)| {
             let key = DiskKey { writer, disk: disk.id };
-            let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
+            let name = self.manifest.disk_name(key);
             let image = self.images[&key].clone();
             (name, View::new(key, disk.size_bytes, image, Arc::clone(&overlay)))
         });

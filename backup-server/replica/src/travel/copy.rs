@@ -11,7 +11,7 @@ use super::digest::{self, BLOCK_BYTES, Table, UNKNOWN};
 use super::disk::Disk;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
-use std::ops::Range;
+use std::ops::{Add, Range};
 use tidelock_storage::StorageFile;
 
 /// What a copy is written to.
@@ -91,7 +91,7 @@ pub struct Copy<D, I, F> {
     pub image: I,
     /// What is there.
     pub digests: Table<F>,
-    /// The security of the link.
+    /// What is to be done with it.
     pub plan: Plan,
 }
 
@@ -104,6 +104,18 @@ pub struct Done {
     pub read_bytes: u64,
     /// Bytes written to images, zeroes too.
     pub written_bytes: u64,
+}
+
+impl Add for Done {
+    type Output = Done;
+
+    fn add(self, other: Done) -> Done {
+        Done {
+            kept_blocks: self.kept_blocks + other.kept_blocks,
+            read_bytes: self.read_bytes + other.read_bytes,
+            written_bytes: self.written_bytes + other.written_bytes,
+        }
+    }
 }
 
 /// Makes copies of one disk at some points, all in one pass.

@@ -11,12 +11,14 @@
 //! | [`digest`] | digests of disks, block by block |
 //! | [`copy`] | copies of disks: made, moved, several in one pass |
 //! | [`snapshot`] | snapshots on record |
+//! | [`making`] | snapshots that are made and moved |
 
 pub mod bisect;
 pub mod copy;
 pub mod digest;
 pub mod disk;
 pub mod increment;
+pub mod making;
 pub mod moment;
 pub mod scratch;
 pub mod snapshot;

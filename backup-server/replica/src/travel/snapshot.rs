@@ -139,6 +139,42 @@ pub struct Record {
 }
 
 impl Record {
+    /// A snapshot that is to be made of all disks at a point, in raw images, or over the images of a base.
+    #[must_use]
+    pub fn of<F: StorageFile>(
+        history: &History<F>,
+        point: Point,
+        base: Option<(&str, &Record)>,
+    ) -> Self {
+        let manifest = history.manifest();
+        let (format, suffix) = match base {
+            None => (Format::Raw, "img"),
+            Some(_) => (Format::Qcow2, "qcow2"),
+        };
+        let disks = history.disks_at(&point).map(|(writer, disk)| {
+            let name = manifest.disk_name(DiskKey { writer, disk: disk.id });
+            let file = format!("{name}.{suffix}");
+            let size_bytes = disk.size_bytes;
+            DiskRecord { name, writer, disk: disk.id, size_bytes, file, format, digest: None }
+        });
+        Self {
+            format: FORMAT,
+            group: manifest.group.clone(),
+            stage: Stage::Making,
+            disks: disks.collect(),
+            point,
+            target: None,
+            base: base.map(|(name, _)| name.to_owned()),
+            base_point: base.map(|(_, of)| of.point.clone()),
+            paused: false,
+            together: None,
+            pace: Pace::default(),
+            expires_at_unix_ms: None,
+            mixed: false,
+            members: manifest.writers.clone(),
+        }
+    }
+
     /// The point that its images have when it is whole.
     #[must_use]
     pub fn aim(&self) -> &Point {

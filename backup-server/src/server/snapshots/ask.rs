@@ -13,7 +13,7 @@ use tidelock_protocol::bounds;
 use tidelock_replica::history::{History, Point};
 use tidelock_replica::text;
 use tidelock_replica::travel::digest;
-use tidelock_replica::travel::snapshot::{DiskRecord, FORMAT, Format, Pace, Record, Stage};
+use tidelock_replica::travel::snapshot::{DiskRecord, Pace, Record, Stage};
 use tidelock_replica::travel::when::When;
 use tidelock_storage::Storage;
 use tidelock_storage::files::OpenFile;
@@ -163,38 +163,28 @@ impl Snapshots {
         }
         let now = clock::now().unix_ms;
         // One may have disks that another has not: then each is made by itself.
-        let of = |(_, point): &(String, Point)| disks(look, point, false);
-        let are_alike = fresh.windows(2).all(|two| of(&two[0]) == of(&two[1]));
+        let base_of = wanted.base.as_deref().zip(base.as_ref());
+        let record = |(name, point): &(String, Point)| {
+            (name.clone(), Record::of(history, point.clone(), base_of))
+        };
+        let mut records: Vec<_> = fresh.iter().map(record).collect();
+        let are_alike = records.windows(2).all(|two| two[0].1.disks == two[1].1.disks);
         let can_share = fresh.len() > 1 && base.is_none() && are_alike;
         let together = can_share.then(|| self.files.fresh_id());
-        let mut records = Vec::new();
         let mut needed_bytes = 0;
-        for (name, point) in fresh {
-            let disks = disks(look, point, base.is_some());
-            if let Some((base, of)) = wanted.base.as_ref().zip(base.as_ref()) {
-                same_disks(&format!("snapshot {base}"), &of.disks, &disks)?;
+        for (_, record) in &mut records {
+            if let Some((base, of)) = base_of {
+                same_disks(&format!("snapshot {base}"), &of.disks, &record.disks)?;
             }
             needed_bytes += match &base {
-                Some(of) => self.difference_bytes(history, &of.point, point, &disks).unwrap_or(0),
-                None => content_bytes(history, point)?,
+                Some(of) => self
+                    .difference_bytes(history, &of.point, &record.point, &record.disks)
+                    .unwrap_or(0),
+                None => content_bytes(history, &record.point)?,
             };
-            let record = Record {
-                format: FORMAT,
-                group: group.to_owned(),
-                stage: Stage::Making,
-                point: point.clone(),
-                target: None,
-                base: wanted.base.clone(),
-                base_point: base.as_ref().map(|of| of.point.clone()),
-                paused: false,
-                together,
-                pace: wanted.pace,
-                expires_at_unix_ms: wanted.expires_in_ms.map(|ms| now.saturating_add(ms)),
-                mixed: false,
-                members: history.manifest().writers.clone(),
-                disks,
-            };
-            records.push((name.clone(), record));
+            record.together = together;
+            record.pace = wanted.pace;
+            record.expires_at_unix_ms = wanted.expires_in_ms.map(|ms| now.saturating_add(ms));
         }
         self.check_room(needed_bytes)?;
         for (name, record) in records {
@@ -257,11 +247,8 @@ impl Snapshots {
             }
             entry.record.clone()
         };
-        same_disks(
-            &format!("snapshot {name}"),
-            &record.disks,
-            &disks(look, &to, record.base.is_some()),
-        )?;
+        let there = Record::of(&look.history, to.clone(), None).disks;
+        same_disks(&format!("snapshot {name}"), &record.disks, &there)?;
         if record.stage == Stage::Making {
             return Err(format!("snapshot {name} is not made yet: go on with it, or remove it"));
         }
@@ -353,23 +340,6 @@ pub(super) fn hold(
         entry.holds.extend(held);
     }
     Ok(())
-}
-
-/// The disks that have a state at a point.
-fn disks(look: &Look, point: &Point, is_over: bool) -> Vec<DiskRecord> {
-    let format = if is_over { Format::Qcow2 } else { Format::Raw };
-    let suffix = if is_over { "qcow2" } else { "img" };
-    let disk =
-        |(key, name, size_bytes): (tidelock_store::extents::DiskKey, String, u64)| DiskRecord {
-            file: format!("{name}.{suffix}"),
-            name,
-            writer: key.writer,
-            disk: key.disk,
-            size_bytes,
-            format,
-            digest: None,
-        };
-    look.disks(point, point).into_iter().map(disk).collect()
 }
 
 fn same_disks(what: &str, ours: &[DiskRecord], theirs: &[DiskRecord]) -> Result<(), String> {

@@ -11,17 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use tidelock_replica::history::{PastView, Point};
-use tidelock_replica::travel::copy::{Copier, Copy, Image, Plan, Raw};
-use tidelock_replica::travel::digest::{self, Table};
+use tidelock_replica::travel::copy::{Done, Image};
+use tidelock_replica::travel::digest::Table;
+use tidelock_replica::travel::making::{Images, Making, Opened, Step, open_raw};
 use tidelock_replica::travel::snapshot::{DiskRecord, Format, Record, Stage};
+use tidelock_storage::Storage;
 use tidelock_storage::files::OpenFile;
-use tidelock_storage::{Storage, StorageFile};
 
 /// Jobs that read and write at the same time; others wait.
 const WORKING_MAX: usize = 2;
-/// What is written between two syncs.
-const SYNC_BYTES: u64 = 256 << 20;
 /// How long a job sleeps before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
 /// How often a group that does not answer is asked again.
@@ -68,8 +66,6 @@ enum End {
     Again(String),
     Failed(String),
 }
-
-type Target = Copy<PastView<OpenFile>, Box<dyn Image + Send>, OpenFile>;
 
 impl Snapshots {
     /// Starts what was begun and is not paused.
@@ -205,7 +201,7 @@ impl Snapshots {
             job.sleep_until(Instant::now() + NAP)?;
         }
         job.is_waiting.store(false, Ordering::Relaxed);
-        let done = self.copy_all(group, records, job);
+        let done = self.make_all(group, records, job);
         self.working.fetch_sub(1, Ordering::AcqRel);
         done
     }
@@ -214,155 +210,29 @@ impl Snapshots {
         let all = self.lock();
         let record =
             |name: &String| Some((name.clone(), all.get(&key(group, name))?.record.clone()));
-        let mut records: Vec<_> = names.iter().filter_map(record).collect();
-        drop(all);
-        // In order of time: each is derived from the one before.
-        records.sort_by_key(|(_, record)| record.aim().hlc);
-        records
+        names.iter().filter_map(record).collect()
     }
 
-    fn copy_all(
-        &self,
-        group: &str,
-        mut records: Vec<(String, Record)>,
-        job: &Job,
-    ) -> Result<(), End> {
-        let look =
-            self.runtime.block_on(travel::look(&self.registry, group)).map_err(End::Again)?;
-        let lost = |name: &str, e: &dyn std::fmt::Display| {
-            End::Failed(format!(
-                "the point of snapshot {name} is lost: {e}. Remove the snapshot, or move one that was whole with \
-                 --roll-to"
-            ))
-        };
-        let mut plans = Vec::new();
-        let mut previous: Option<Point> = None;
-        for (name, record) in &records {
-            let aim = look.history.locate(record.aim()).map_err(|e| lost(name, &e))?;
-            let views = look.history.open(&aim).map_err(|e| lost(name, &e))?;
-            let mut of_disks = BTreeMap::new();
-            for disk in &record.disks {
-                let plan = record.plan(&look.history, &aim, disk.key(), previous.as_ref());
-                let is_same = |view: &&PastView<OpenFile>| view.size_bytes() == disk.size_bytes;
-                let view = views.get(&disk.key()).filter(is_same).cloned();
-                let view = view.ok_or_else(|| lost(name, &"it has other disks there"))?;
-                of_disks.insert(disk.name.clone(), (view, plan));
-            }
-            previous = Some(aim);
-            plans.push(of_disks);
-        }
-        // Views hold what is read; the images may move otherwise.
-        drop(look);
+    fn make_all(&self, group: &str, records: Vec<(String, Record)>, job: &Job) -> Result<(), End> {
         let pace = Pacer::new(&records, job);
-        let disks: Vec<String> = records.first().map_or(Vec::new(), |(_, record)| {
-            record.disks.iter().map(|disk| disk.name.clone()).collect()
-        });
-        for name in disks {
-            let mut copies = Vec::new();
-            let mut files = Vec::new();
-            for ((snapshot, record), of_disks) in records.iter().zip(&mut plans) {
-                let Some((view, plan)) = of_disks.remove(&name) else { continue };
-                let Some(disk) = record.disks.iter().find(|disk| disk.name == name) else {
-                    continue;
-                };
-                let of = self
-                    .target(snapshot, record, disk, view, plan)
-                    .map_err(|e| self.explain(&e))?;
-                files.push(self.path(group, snapshot).join(&disk.file));
-                copies.push(of);
-            }
-            self.copy_disk(&name, copies, &files, &mut records, &pace)?;
-        }
-        for (name, record) in &mut records {
-            self.finish(name, record).map_err(|e| self.explain(&e))?;
-        }
-        Ok(())
-    }
-
-    fn copy_disk(
-        &self,
-        name: &str,
-        copies: Vec<Target>,
-        files: &[PathBuf],
-        records: &mut [(String, Record)],
-        pace: &Pacer<'_>,
-    ) -> Result<(), End> {
-        let views: Vec<_> = copies.iter().map(|copy| copy.disk.clone()).collect();
-        let mut copier = Copier::new(copies);
-        let mut synced_bytes = 0;
-        let ended = |error: io::Error| match views.iter().any(PastView::is_revoked) {
-            true => End::Again(error.to_string()),
-            false => self.explain(&error),
+        let mut making = {
+            let look = travel::look(&self.registry, group);
+            let look = self.runtime.block_on(look).map_err(End::Again)?;
+            // Afterwards views hold what is read; the images may move otherwise.
+            Making::begin(&look.history, records).map_err(|e| End::Failed(e.to_string()))?
         };
-        let before = pace.written();
-        while let Some(bytes) = copier.step().map_err(ended)? {
-            let done = copier.done();
-            pace.step(bytes, before, &done)?;
-            if done.written_bytes > synced_bytes + SYNC_BYTES {
-                copier.sync().map_err(ended)?;
-                synced_bytes = done.written_bytes;
-                self.check_room(0).map_err(End::Failed)?;
-            }
-        }
-        copier.sync().map_err(ended)?;
-        for ((copy, file), (_, record)) in copier.end().into_iter().zip(files).zip(records) {
-            // QEMU writes the last of its metadata when it closes the image.
-            drop(copy.image);
-            std::fs::File::open(file)
-                .and_then(|file| file.sync_all())
-                .map_err(|e| self.explain(&e))?;
-            let whole = copy.digests.whole().map_err(|e| self.explain(&e))?;
-            for disk in record.disks.iter_mut().filter(|disk| disk.name == name) {
-                disk.digest = Some(digest::hex(&whole));
-            }
-        }
-        Ok(())
-    }
-
-    /// Opens an image, which is made if it is not there.
-    fn target(
-        &self,
-        name: &str,
-        record: &Record,
-        disk: &DiskRecord,
-        view: PastView<OpenFile>,
-        plan: Plan,
-    ) -> io::Result<Target> {
-        let place = Self::place(&record.group, name);
-        let open = |file: &str| {
-            let path = tidelock_storage::join(&place, file);
-            match self.files.open(&path) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    self.files.create(&path).map(|file| (file, true))
+        let mut images = InFiles { snapshots: self };
+        loop {
+            match making.step(&mut images) {
+                Ok(Step::Looked(bytes)) => {
+                    pace.step(bytes, making.done())?;
+                    self.check_room(0).map_err(End::Failed)?;
                 }
-                file => file.map(|file| (file, false)),
+                Ok(Step::Whole) => return Ok(()),
+                Err(error) if making.is_revoked() => return Err(End::Again(error.to_string())),
+                Err(error) => return Err(self.explain(&error)),
             }
-        };
-        let path = self.path(&record.group, name).join(&disk.file);
-        let (image, digests, is_new): (Box<dyn Image + Send>, _, _) = match disk.format {
-            Format::Raw => {
-                let (file, is_new) = open(&disk.file)?;
-                if file.size_bytes()? != disk.size_bytes {
-                    file.set_size(disk.size_bytes)?;
-                }
-                (
-                    Box::new(Raw(file)),
-                    Table::open(open(&disk.digests())?.0, disk.size_bytes)?,
-                    is_new,
-                )
-            }
-            Format::Qcow2 => {
-                let digests = self.overlay(name, record, disk, &path)?;
-                let image = QemuImage::open(&path, disk.format.word(), false, &self.sockets()?)?;
-                (Box::new(image), digests, false)
-            }
-        };
-        self.files.sync_dir(&place)?;
-        let plan = match plan {
-            Plan::Fill { unlike_previous, .. } => Plan::Fill { is_new, unlike_previous },
-            plan => plan,
-        };
-        Ok(Copy { disk: view, image, digests, plan })
+        }
     }
 
     /// Makes an image over the base's, if it is not there, and its digests, which are those of the base to begin with.
@@ -405,17 +275,6 @@ impl Snapshots {
         Ok(table)
     }
 
-    /// All images are durable: says so on record.
-    fn finish(&self, name: &str, record: &mut Record) -> io::Result<()> {
-        self.files.sync_dir(&Self::place(&record.group, name))?;
-        record.is_made();
-        self.save(name, record)?;
-        if let Some(entry) = self.lock().get_mut::<Key>(&key(&record.group, name)) {
-            entry.record = record.clone();
-        }
-        Ok(())
-    }
-
     /// Where sockets of `qemu-nbd` are made.
     pub(super) fn sockets(&self) -> io::Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt;
@@ -433,6 +292,63 @@ impl Snapshots {
             ));
         }
         End::Failed(error.to_string())
+    }
+}
+
+/// Images in the server's directory of snapshots.
+#[derive(Debug)]
+struct InFiles<'a> {
+    snapshots: &'a Snapshots,
+}
+
+impl Images for InFiles<'_> {
+    type Image = Box<dyn Image + Send>;
+    type File = OpenFile;
+
+    fn open(
+        &mut self,
+        name: &str,
+        record: &Record,
+        disk: &DiskRecord,
+    ) -> io::Result<Opened<Self::Image, OpenFile>> {
+        let all = self.snapshots;
+        let place = Snapshots::place(&record.group, name);
+        match disk.format {
+            Format::Raw => {
+                let Opened { image, digests, is_new } = open_raw(&all.files, &place, disk)?;
+                Ok(Opened { image: Box::new(image), digests, is_new })
+            }
+            Format::Qcow2 => {
+                let path = all.path(&record.group, name).join(&disk.file);
+                let digests = all.overlay(name, record, disk, &path)?;
+                let image = QemuImage::open(&path, disk.format.word(), false, &all.sockets()?)?;
+                all.files.sync_dir(&place)?;
+                Ok(Opened { image: Box::new(image), digests, is_new: false })
+            }
+        }
+    }
+
+    fn close(
+        &mut self,
+        name: &str,
+        record: &Record,
+        disk: &DiskRecord,
+        image: Self::Image,
+    ) -> io::Result<()> {
+        // QEMU writes the last of its metadata when it closes the image.
+        drop(image);
+        let path = self.snapshots.path(&record.group, name).join(&disk.file);
+        std::fs::File::open(path)?.sync_all()
+    }
+
+    fn keep(&mut self, name: &str, record: &Record) -> io::Result<()> {
+        let all = self.snapshots;
+        all.files.sync_dir(&Snapshots::place(&record.group, name))?;
+        all.save(name, record)?;
+        if let Some(entry) = all.lock().get_mut::<Key>(&key(&record.group, name)) {
+            entry.record = record.clone();
+        }
+        Ok(())
     }
 }
 
@@ -459,25 +375,16 @@ impl<'a> Pacer<'a> {
         }
     }
 
-    fn written(&self) -> u64 {
-        self.job.written_bytes.load(Ordering::Relaxed)
-    }
-
     /// So many bytes of the disks were looked at.
-    fn step(
-        &self,
-        bytes: u64,
-        before: u64,
-        done: &tidelock_replica::travel::copy::Done,
-    ) -> Result<(), End> {
+    fn step(&self, bytes: u64, done: Done) -> Result<(), End> {
         let looked_at = self.job.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.job.written_bytes.store(before + done.written_bytes, Ordering::Relaxed);
+        self.job.written_bytes.store(done.written_bytes, Ordering::Relaxed);
         let mut until = self.since;
         if let Some(over) = self.over {
             until = self.since + over.mul_f64(looked_at as f64 / self.all_bytes.max(1) as f64);
         }
         if let Some(rate) = self.rate_bytes_s {
-            let moved = before + done.written_bytes.max(done.read_bytes);
+            let moved = done.written_bytes.max(done.read_bytes);
             until =
                 until.max(self.since + Duration::from_secs_f64(moved as f64 / rate.max(1) as f64));
         }
