@@ -22,14 +22,37 @@ fn report(outcome: &Outcome) -> String {
     )
 }
 
+/// What comes of each, in order.
+fn on_all_processors<T: Sync, R: Send>(all: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((nth, one)) = {
+                    let nth = next.fetch_add(1, SeqCst);
+                    all.get(nth).map(|one| (nth, one))
+                } {
+                    let result = of(one);
+                    found.lock().expect("no panic while held").insert(nth, result);
+                }
+            });
+        }
+    });
+    found.into_inner().expect("no panic while held").into_values().collect()
+}
+
 #[test]
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
+    let seeds: Vec<u64> = (1..=320).collect();
     let mut sum = Counts::default();
-    for seed in 1..=320 {
-        let outcome = run(seed, &options);
+    for counts in on_all_processors(&seeds, |seed| {
+        let outcome = run(*seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
-        sum.add(&outcome.counts);
+        outcome.counts
+    }) {
+        sum.add(&counts);
     }
     // A run in which nothing happened would prove nothing.
     let at_least = Counts {
@@ -65,7 +88,7 @@ fn no_rule_is_broken() {
         stood: 20,
         returned: 10,
         ceilings: 5,
-        clean_starts: 5,
+        clean_starts: 400,
         cut_starts: 10,
         merged: 10_000,
         untagged: 1_000,
@@ -107,22 +130,7 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
         });
         failure.unwrap_or_else(|| panic!("{name} was not caught within {PLANT_SEEDS} seeds"))
     };
-    let next = AtomicUsize::new(0);
-    let found = Mutex::new(BTreeMap::new());
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some((nth, hunt)) = {
-                    let nth = next.fetch_add(1, SeqCst);
-                    hunts.get(nth).map(|hunt| (nth, hunt))
-                } {
-                    let checker = caught(hunt).checker;
-                    found.lock().expect("no panic while held").insert(nth, checker);
-                }
-            });
-        }
-    });
-    found.into_inner().expect("no panic while held").into_values().collect()
+    on_all_processors(hunts, |hunt| caught(hunt).checker)
 }
 
 /// Each planted bug, a seed that catches it, and the checkers of which one is the first to notice. When production or the
