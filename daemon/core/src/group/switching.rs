@@ -324,8 +324,12 @@ impl GroupLoop {
 
     /// One step of the switch that is under way, if one is. The driver calls it again soon.
     pub fn look_at_switch(&mut self, around: &mut dyn Surroundings) -> Option<Step> {
-        let Stage::UnderWay(mut switch) = std::mem::replace(&mut self.stage, Stage::Idle) else {
-            return None;
+        let mut switch = match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::UnderWay(switch) => switch,
+            other => {
+                self.stage = other;
+                return None;
+            }
         };
         let step = self.switch_step(&mut switch, around);
         self.stage = match &step {

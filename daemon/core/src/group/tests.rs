@@ -1,4 +1,8 @@
-//! The loop of a group whose only member writes, with surroundings that a test sets.
+//! The loop of a group whose only member writes, with surroundings that a test sets. Groups of several members:
+//! `switching`.
+
+mod around;
+mod switching;
 
 use super::*;
 use crate::handover::Step;
