@@ -1,8 +1,10 @@
 //! The loop of a group whose only member writes, with surroundings that a test sets. Groups of several members:
-//! `switching`.
+//! `policy`, `told`, `switching`.
 
 mod around;
+mod policy;
 mod switching;
+mod told;
 
 use super::*;
 use crate::handover::Step;
