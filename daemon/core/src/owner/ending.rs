@@ -205,11 +205,19 @@ impl<D: Driver> Owner<D> {
 #[cfg(test)]
 mod tests {
     use super::super::PublishPending;
+    use super::super::driver::Timer;
     use super::super::tests::{Recorder, owner};
     use super::*;
+    use crate::link::Refusal;
+    use crate::sequencer::{Extent, RequestId};
+    use crate::state::StateFile;
     use std::time::Duration;
     use tidelock_protocol::hlc::Hlc;
-    use tidelock_protocol::ids::{Epoch, Seq};
+    use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
+    use tidelock_protocol::message::{CopyState, RefusalKind};
+    use tidelock_protocol::record::{Effect, Payload};
+    use tidelock_protocol::vector::CountVector;
+    use tidelock_storage::memory::Memory;
 
     struct Nowhere;
 
@@ -262,5 +270,194 @@ mod tests {
         not_ready.fetch_sub(1, Ordering::SeqCst);
         of.finish_drain();
         assert!(drained.try_recv().unwrap().is_some() && of.has_ended());
+    }
+
+    fn peers(form: Form) -> Option<Several> {
+        Some(Several { form, idle_interval: Duration::from_secs(1) })
+    }
+
+    /// The backup's disks equal the local ones.
+    fn make_whole(owner: &mut Owner<Recorder>) {
+        owner.copying.attached("web", CopyState::Whole, None, |_| Vec::new(), owner.now);
+        assert!(owner.copying.is_whole());
+    }
+
+    fn detached(owner: &Owner<Recorder>) -> Option<CleanEnd> {
+        let [ToLink::Detach(end)] = &owner.driver.told[..] else {
+            panic!("{:?}", owner.driver.told)
+        };
+        end.clone()
+    }
+
+    /// The backup is told of it, and the next run goes by it only if all of it is so.
+    #[test]
+    fn an_end_is_clean_if_the_backup_has_the_disks_and_they_are_durable_here() {
+        let end = |is_whole, attached, change: fn(&mut Owner<Recorder>)| {
+            let mut of = started(None, attached);
+            if is_whole {
+                make_whole(&mut of);
+            }
+            change(&mut of);
+            let end = drained(&mut of, true).unwrap();
+            assert_eq!(detached(&of).map(|end| end.marks), end.marks);
+            let state = StateFile::new(Memory::default(), "shop", "web").open(1).unwrap().0;
+            assert_eq!(end.clone().keep(&state).unwrap(), end.marks.is_some());
+            end.marks
+        };
+        assert_eq!(end(true, true, |_| ()), Some(vec!["disk no file".to_owned()]));
+        assert_eq!(end(false, true, |_| ()), None, "the disks are not there");
+        assert_eq!(end(true, false, |_| ()), None, "the backup is not told");
+        let cannot_sync = |of: &mut Owner<Recorder>| {
+            of.disks[0].file().cannot_sync.store(true, Ordering::SeqCst);
+        };
+        assert_eq!(end(true, true, cannot_sync), None);
+        let has_failed = |of: &mut Owner<Recorder>| {
+            of.disks[0].poison("web", &std::io::ErrorKind::Other.into());
+        };
+        assert_eq!(end(true, true, has_failed), None, "an earlier flush has failed");
+        let has_no_mark = |of: &mut Owner<Recorder>| {
+            of.disks[0].file().has_no_mark.store(true, Ordering::SeqCst);
+        };
+        assert_eq!(end(true, true, has_no_mark), None);
+    }
+
+    #[test]
+    fn a_writer_is_not_drained_before_all_is_done_and_at_the_backup() {
+        let waits = |change: fn(&mut Owner<Recorder>), is_over: fn(&mut Owner<Recorder>)| {
+            let mut of = started(peers(Form::Vector), true);
+            change(&mut of);
+            let (reply, mut drained) = oneshot::channel();
+            let not_ready = Arc::new(AtomicUsize::new(1));
+            of.begin_drain(reply, not_ready.clone(), true);
+            of.finish_drain();
+            assert_eq!(not_ready.load(Ordering::SeqCst), 1);
+            assert!(drained.try_recv().unwrap().is_none() && !of.has_ended());
+            assert_eq!(of.driver.timers, [Timer::Tick], "it looks again");
+            is_over(&mut of);
+            of.finish_drain();
+            assert!(drained.try_recv().unwrap().is_some() && of.has_ended());
+        };
+        waits(|of| of.open_requests = 1, |of| of.open_requests = 0);
+        waits(|of| of.driver.answers_wait = true, |of| of.driver.answers_wait = false);
+        let write = |of: &mut Owner<Recorder>| of.sequencer.idle(of.now, of.wall_ms);
+        waits(write, |of| {
+            while of.sequencer.poll_action().is_some() {}
+            of.sequencer.committed(of.sequencer.last_seq(), of.now, of.wall_ms);
+        });
+        let other = || CountVector::of(WriterId(1), Seq(3));
+        waits(
+            |of| of.observed = CountVector::of(WriterId(1), Seq(3)),
+            |of| of.port.set_told(&CountVector::of(WriterId(1), Seq(3)), Hlc(0)),
+        );
+
+        // The watermark says it in the form of times.
+        let mut of = started(peers(Form::Hlc), false);
+        of.pending = Arc::new(Heard(Hlc(5)));
+        of.port.set_told(&other(), Hlc(4));
+        assert!(!of.is_covered());
+        of.port.set_told(&other(), Hlc(5));
+        assert!(of.is_covered());
+        let mut alone = started(None, true);
+        alone.observed = other();
+        assert!(alone.is_covered());
+    }
+
+    /// The greatest time that a member has heard of others.
+    struct Heard(Hlc);
+
+    impl PublishPending for Heard {
+        fn publish(&self, _: Seq, _: Hlc) {}
+
+        fn read(&self, _: &mut CountVector) -> Hlc {
+            self.0
+        }
+    }
+
+    #[test]
+    fn only_a_writer_that_ends_and_has_peers_that_go_by_times_says_a_last_word() {
+        let says = |several, attached, ends| {
+            let mut of = started(several, attached);
+            let is_over = drained(&mut of, ends).is_some();
+            let wants_time = of.sequencer.greatest_hlc().physical_ms() > of.wall_ms;
+            assert_eq!(is_over, !wants_time, "once it is said and durable");
+            wants_time
+        };
+        assert!(says(peers(Form::Hlc), true, true));
+        assert!(!says(peers(Form::Hlc), true, false), "it goes on");
+        assert!(!says(peers(Form::Hlc), false, true));
+        assert!(!says(peers(Form::Vector), true, true));
+        assert!(!says(None, true, true));
+    }
+
+    #[test]
+    fn no_requests_are_taken_while_a_writer_is_drained_or_held() {
+        use Taking::{All, Nothing, TurnAway};
+        for (switched_over, before, after) in [(false, &[Nothing][..], All), (true, &[], TurnAway)]
+        {
+            let mut of = started(None, true);
+            of.switched_over = switched_over;
+            of.end_hold();
+            assert!(of.driver.taking.is_empty(), "nothing is held");
+            let (reply, _answer) = oneshot::channel();
+            of.begin_drain(reply, Arc::new(AtomicUsize::new(2)), false);
+            assert_eq!(of.driver.taking, before);
+            of.end_hold();
+            assert_eq!(of.driver.taking.pop(), Some(after));
+            assert!(of.draining.is_none());
+            // An end is not taken back.
+            let (reply, _answer) = oneshot::channel();
+            of.begin_drain(reply, Arc::new(AtomicUsize::new(2)), true);
+            of.driver.taking.clear();
+            of.end_hold();
+            assert!(of.driver.taking.is_empty() && of.draining.is_some());
+        }
+        let mut of = started(None, true);
+        of.turn_away();
+        assert!(of.switched_over && of.driver.taking == [TurnAway]);
+    }
+
+    #[test]
+    fn after_the_end_of_its_epoch_a_writer_waits_for_its_local_disk_alone() {
+        for (is_ready, count) in [(false, 1), (true, 2)] {
+            let mut of = started(None, true);
+            let extent = Extent { disk: DiskId(0), offset: 0, len_bytes: 512 };
+            let effect = Effect::Write(Payload::new(vec![1; 512].into()));
+            of.sequencer.submit(RequestId(1), extent, effect, false, of.now, of.wall_ms);
+            of.act();
+            let (op, local) = of.local_ops.drain().next().unwrap();
+            let (reply, mut drained) = oneshot::channel();
+            let not_ready = Arc::new(AtomicUsize::new(2));
+            of.begin_drain(reply, not_ready.clone(), true);
+            of.draining.as_mut().unwrap().is_ready = is_ready;
+            let (kind, reason) = (RefusalKind::Fenced, String::new());
+            of.refusal = Some(Refusal { kind, reason });
+            of.local_ops.insert(op, local);
+            of.finish_drain();
+            assert!(drained.try_recv().unwrap().is_none() && !of.has_ended());
+            of.local_ops.clear();
+            of.driver.told.clear();
+            of.finish_drain();
+            let end = drained.try_recv().unwrap().unwrap();
+            assert_eq!((end.seq, end.marks), (of.sequencer.last_seq(), None));
+            assert!(of.has_ended() && detached(&of).is_none());
+            assert_eq!(not_ready.load(Ordering::SeqCst), count, "it is counted once");
+        }
+    }
+
+    #[test]
+    fn the_writers_of_a_host_end_together_in_the_form_of_times_and_each_by_itself_else() {
+        for (form, counts) in [(Form::Hlc, [3, 3, 3]), (Form::Vector, [1, 1, 1])] {
+            let ports = [(); 3].map(|()| OwnerPort::new(std::task::Waker::noop().clone()));
+            let answers = drain(form, &ports.each_ref().map(|(port, _)| port));
+            assert_eq!(answers.len(), 3);
+            let counted = ports.map(|(_, messages)| match messages.try_recv() {
+                Ok(ToOwner::Drain(_, not_ready)) => not_ready,
+                _ => panic!("it is not told to end"),
+            });
+            let now = |of: &Arc<AtomicUsize>| of.load(Ordering::SeqCst);
+            assert_eq!(counted.each_ref().map(now), counts);
+            counted[0].store(9, Ordering::SeqCst);
+            assert_eq!(now(&counted[1]) == 9, form == Form::Hlc);
+        }
     }
 }

@@ -185,3 +185,54 @@ impl<D: Driver> Owner<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::PublishPending;
+    use super::super::tests::{Recorder, owner};
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::Relaxed;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::Seq;
+
+    struct Nowhere;
+
+    impl PublishPending for Nowhere {
+        fn publish(&self, _: Seq, _: Hlc) {}
+    }
+
+    fn with_log(has_file: bool) -> Owner<Recorder> {
+        let mut owner = owner(Arc::new(Nowhere), None);
+        owner.logging.has_file = has_file;
+        owner
+    }
+
+    #[test]
+    fn a_log_that_is_given_up_is_gone_or_writes_wait() {
+        let mut of = with_log(true);
+        of.driver.cannot_remove_log.store(true, Relaxed);
+        assert!(!of.discard_log() && of.logging.has_file, "it may still be gone by");
+        of.driver.cannot_remove_log.store(false, Relaxed);
+        assert!(of.discard_log());
+        assert_eq!(of.driver.removed_logs, 1);
+        // A second time there is none any more.
+        assert!(of.discard_log());
+        of.touch_log();
+        assert_eq!((of.driver.removed_logs, of.driver.touched_logs), (1, 0));
+    }
+
+    #[test]
+    fn the_file_of_the_log_gets_the_time_once_a_second() {
+        let mut of = with_log(true);
+        let (begin, second) = (of.now, TOUCH_EVERY.as_nanos() as u64);
+        for (after_ns, touched) in [(0, 1), (second - 1, 1), (second, 2), (2 * second - 1, 2)] {
+            of.now = MonoNanos(begin.0 + after_ns);
+            of.touch_log();
+            assert_eq!(of.driver.touched_logs, touched, "{after_ns}");
+        }
+        let mut without = with_log(false);
+        without.touch_log();
+        assert_eq!(without.driver.touched_logs, 0);
+    }
+}

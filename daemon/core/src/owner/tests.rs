@@ -12,6 +12,7 @@ use bytes::Bytes;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Waker;
 use std::time::Duration;
 use tidelock_buffers::{AlignedBuf, BufPool, Durability, FallocateMode};
@@ -21,8 +22,19 @@ use tidelock_protocol::message::{DiskSpec, Mode};
 
 const DISK_BYTES: u64 = 1 << 20;
 
-#[derive(Debug)]
-pub(super) struct NoFile;
+/// A file without content.
+#[derive(Debug, Default)]
+pub(super) struct NoFile {
+    pub(super) cannot_sync: AtomicBool,
+    pub(super) has_no_mark: AtomicBool,
+}
+
+fn failing(is_so: &AtomicBool) -> io::Result<()> {
+    match is_so.load(Relaxed) {
+        true => Err(io::ErrorKind::Other.into()),
+        false => Ok(()),
+    }
+}
 
 impl DiskFile for NoFile {
     fn align_bytes(&self) -> u64 {
@@ -46,19 +58,25 @@ impl DiskFile for NoFile {
     }
 
     fn mark(&self) -> io::Result<String> {
-        Ok("no file".to_owned())
+        failing(&self.has_no_mark).map(|()| "no file".to_owned())
     }
 
     fn sync(&self) -> io::Result<()> {
-        Ok(())
+        failing(&self.cannot_sync)
     }
 }
 
-/// A driver that keeps the timers that the loop has asked for, and what it has told the link.
+/// A driver that keeps the timers that the loop has asked for, what it has told the link and the tap, and what has become
+/// of the activity log's file.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     pub(super) timers: Vec<Timer>,
     pub(super) told: Vec<ToLink>,
+    pub(super) taking: Vec<Taking>,
+    pub(super) answers_wait: bool,
+    pub(super) cannot_remove_log: AtomicBool,
+    pub(super) removed_logs: usize,
+    pub(super) touched_logs: usize,
 }
 
 impl Driver for Recorder {
@@ -71,11 +89,12 @@ impl Driver for Recorder {
     fn write_log(&mut self, _: &[u8], _: u64) {}
 
     fn touch_log(&mut self) -> io::Result<()> {
+        self.touched_logs += 1;
         Ok(())
     }
 
     fn remove_log(&mut self) -> io::Result<()> {
-        Ok(())
+        failing(&self.cannot_remove_log).inspect(|()| self.removed_logs += 1)
     }
 
     fn oldest_op(&mut self) -> Option<(DiskOp, Duration)> {
@@ -87,10 +106,13 @@ impl Driver for Recorder {
     }
 
     fn answer(&mut self, _: RequestId, _: Result<Bytes, DiskError>) {}
-    fn take(&mut self, _: Taking) {}
+
+    fn take(&mut self, what: Taking) {
+        self.taking.push(what);
+    }
 
     fn has_sent_answers(&self) -> bool {
-        true
+        !self.answers_wait
     }
 
     fn set_timer(&mut self, timer: Timer, _: Duration) {
@@ -117,7 +139,7 @@ pub(super) fn owner(pending: Arc<dyn PublishPending>, several: Option<Several>) 
     let parts = OwnerParts {
         member: "web".into(),
         settings,
-        disks: vec![(spec, NoFile)],
+        disks: vec![(spec, NoFile::default())],
         port: Arc::new(port),
         pool: BufPool::new(0),
         pending,
