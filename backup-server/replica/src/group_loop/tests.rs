@@ -1,4 +1,8 @@
-//! Operators' orders against a group's loop, on a disk in memory and at times that the test gives.
+//! Operators' orders against a group's loop, on a disk in memory and at times that the test gives. A group that fails, and
+//! what waits meanwhile: `failing`, `queues`.
+
+mod failing;
+mod queues;
 
 use super::waiting::TURN_WORK_BYTES;
 use super::*;
@@ -31,6 +35,12 @@ struct TestDriver {
     sync: Option<(u64, SyncJob<MemoryFile>)>,
     /// Answers to guests, by number.
     guests: Vec<u32>,
+    /// Guests' requests that have failed.
+    failed: Vec<(u32, io::ErrorKind)>,
+    /// Jobs that were begun, with the opening that they belong to.
+    jobs: Vec<(u64, Job<Memory>)>,
+    openings: u32,
+    removals: u32,
 }
 
 impl Driver for TestDriver {
@@ -50,9 +60,13 @@ impl Driver for TestDriver {
         Ok(())
     }
 
-    fn remove_directory(&mut self) {}
+    fn remove_directory(&mut self) {
+        self.removals += 1;
+    }
 
-    fn opened(&mut self, _: &mut Group<Memory>, _: Option<TornTail>) {}
+    fn opened(&mut self, _: &mut Group<Memory>, _: Option<TornTail>) {
+        self.openings += 1;
+    }
 
     fn broke(&mut self, _: &str) {}
 
@@ -68,8 +82,10 @@ impl Driver for TestDriver {
     }
 
     fn answer(&mut self, done: u32, result: io::Result<()>) {
-        result.unwrap();
-        self.guests.push(done);
+        match result {
+            Ok(()) => self.guests.push(done),
+            Err(error) => self.failed.push((done, error.kind())),
+        }
     }
 
     fn is_gone(&self, asker: &u32) -> bool {
@@ -84,7 +100,9 @@ impl Driver for TestDriver {
         self.answers.push((asker, answer));
     }
 
-    fn begin(&mut self, _: u64, _: Job<Memory>) {}
+    fn begin(&mut self, generation: u64, job: Job<Memory>) {
+        self.jobs.push((generation, job));
+    }
 }
 
 fn attach() -> Box<Attach> {

@@ -415,6 +415,29 @@ fn a_restored_segment_of_which_a_part_is_folded_heals_the_images() {
     );
 }
 
+/// A restored file may still heal what the images have of it. Segments that were whole just go.
+#[test]
+fn a_damaged_segment_that_was_folded_is_kept_beside_the_journal() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    let (path, len_bytes) = path_of(&group, 2);
+    let whole = path_of(&group, 1).0;
+    disk.flip(&path, len_bytes - 3);
+    let mut seconds = 0;
+    scrub_all(&mut group, &mut seconds);
+    assert_eq!(group.damaged().len(), 1);
+    group.options = windowed(0);
+    while fold(&mut group, at_ms(DAY_MS)) {}
+    let kept = path.replace("journal/", "quarantine/");
+    let is_there = |disk: &Memory, path: &str| disk.open(path).is_ok();
+    for disk in [&disk, &disk.crash(&mut || false)] {
+        assert!(is_there(disk, &kept) && !is_there(disk, &path), "{path}");
+        assert!(
+            !is_there(disk, &whole) && !is_there(disk, &whole.replace("journal/", "quarantine/"))
+        );
+    }
+}
+
 /// A fold that was begun may have brought any record up to its end into the images.
 #[test]
 fn what_a_fold_under_way_may_have_brought_into_the_images_is_not_cut() {

@@ -4,6 +4,7 @@ mod cold;
 mod covering;
 mod damage;
 mod histories;
+mod hosts;
 mod indexes;
 mod left_out;
 mod past;

@@ -488,3 +488,29 @@ fn the_oldest_point_is_found_though_one_copy_had_ended_before_the_window() {
     assert!(past.oldest_time() > Hlc(hlc(0)), "{}", past.oldest_time());
     assert_eq!(past.oldest().unwrap().cut, vector(&[5, 1]));
 }
+
+/// Folded records cannot be shown, also if a later fold would leave more: with a longer window, or after a fold that was
+/// begun under less room. A fold that was begun may have brought everything up to its end into the images.
+#[test]
+fn the_oldest_point_never_falls_and_no_fold_that_was_begun_is_forgotten() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, 30, 100);
+    while fold(&mut group, at_ms(1000)) {}
+    let (oldest, position) = (group.oldest().clone(), group.fold_position());
+    let at = |time: u64| Closed { at: Hlc(time), ..oldest.clone() };
+    let to = |more: u64| Position { offset: position.offset + more, ..position };
+    let cases = [
+        (oldest.at.0 - 1, to(64), &[5, 1][..], oldest.at.0, to(64), &[5, 1][..]),
+        (oldest.at.0, to(32), &[2, 7], oldest.at.0, to(64), &[5, 7]),
+        (oldest.at.0 + 9, to(96), &[1, 1], oldest.at.0 + 9, to(96), &[5, 7]),
+        (oldest.at.0 + 8, to(96), &[1, 1], oldest.at.0 + 9, to(96), &[5, 7]),
+    ];
+    for (asked, end, cut, oldest, ahead, merged) in cases {
+        group.record_beginning(at(asked), (end, vector(cut))).unwrap();
+        let kept = tidelock_store::fold::read_position(&disk.crash(&mut || false)).unwrap();
+        assert_eq!((group.oldest().at, kept.oldest.at), (Hlc(oldest), Hlc(oldest)));
+        assert_eq!(kept.folding, Some((ahead, vector(merged))));
+        assert_eq!(group.fold.ahead, kept.folding);
+        assert_eq!(kept.position, position);
+    }
+}

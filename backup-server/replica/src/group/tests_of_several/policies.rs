@@ -110,6 +110,8 @@ fn a_member_that_is_removed_is_forgotten() {
     let mut group = two(&disk);
     tell(&mut group, 0, HOLDS);
     tell(&mut group, 1, HOLDS);
+    group.forget_strangers();
+    assert_eq!(group.state().members.policies.len(), 2, "both are members");
     leave(&mut group, 1);
     group.remove("b").unwrap();
     let kept = reopen(&disk.crash(&mut || false)).policies().clone();
