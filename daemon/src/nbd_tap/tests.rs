@@ -1,4 +1,6 @@
-//! Handshakes of clients whose sockets are numbers.
+//! Handshakes of clients whose sockets are numbers. Their requests: `clients`.
+
+mod clients;
 
 use super::*;
 use tidelock_protocol::ids::DiskId;
