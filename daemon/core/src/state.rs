@@ -611,6 +611,36 @@ mod tests {
     }
 
     #[test]
+    fn a_state_file_says_what_the_member_s_next_run_may_do() {
+        let disk = Memory::new();
+        assert!(!file(&disk).exists() && !file(&disk).may_be_left_open().unwrap());
+        let (mut state, opened) = file(&disk).open(50_000_000).unwrap();
+        assert!(file(&disk).exists());
+        assert_eq!(state.greatest(), Hlc::new(opened.hlc_ceiling_ms, 0), "no time is above it");
+        state.begin(opened.run, Epoch(3), ID, &Basis::Clean).unwrap();
+        assert_eq!(state.epoch(), Epoch(3));
+        assert!(!state.serves_unreached_is_kept());
+        state.keep_serves_unreached(true).unwrap();
+        assert!(state.serves_unreached_is_kept() && file(&disk).may_be_left_open().unwrap());
+        assert!(file(&disk).open(1).unwrap().1.serves_unreached_kept);
+        // Other disks than those of the run on record.
+        state.ended_cleanly(Seq(9), Hlc(5), vec!["a".into()]).unwrap();
+        state.forget_run().unwrap();
+        let (state, next) = file(&disk).open(1).unwrap();
+        assert!(next.before.is_none() && next.clean.is_none() && next.log_runs.is_empty());
+        // Times that an owner loop has given out.
+        let (stats, view) = (OwnerStats::default(), OwnerView::default());
+        let hour_ms = 3_600_000;
+        stats.wall_ms.store(hour_ms, Ordering::Relaxed);
+        stats.greatest_hlc.store(Hlc::new(hour_ms, 0).0, Ordering::Relaxed);
+        assert!(!state.keep_ceiling(&stats, &view).unwrap());
+        let kept_ms = view.hlc_ceiling_ms().unwrap();
+        assert!(kept_ms > hour_ms && state.greatest() == Hlc::new(kept_ms, 0));
+        stats.waits_for_ceiling.store(true, Ordering::Relaxed);
+        assert!(state.keep_ceiling(&stats, &view).unwrap());
+    }
+
+    #[test]
     fn a_fence_is_taken_away_by_the_operator_and_leaves_nothing_to_go_on_from() {
         let disk = Memory::new();
         let (mut state, _) = file(&disk).open(1).unwrap();

@@ -365,4 +365,62 @@ mod tests {
             assert_eq!(woken.0.load(Ordering::SeqCst) - before, wakes, "{acked}");
         }
     }
+
+    /// Wake-ups are asked for anew: an owner that reads what has come needs no other.
+    #[test]
+    fn an_owner_is_woken_once_when_what_it_waits_for_rises() {
+        let woken = Arc::new(Woken::default());
+        let (port, _messages) = OwnerPort::<()>::new(woken.clone().into());
+        let wakes = |act: &dyn Fn()| {
+            let before = woken.0.load(Ordering::SeqCst);
+            act();
+            woken.0.load(Ordering::SeqCst) - before
+        };
+        assert_eq!(wakes(&|| port.set_frontier(Hlc(5))), 0, "nobody waits");
+        port.wake_at_frontier();
+        assert_eq!(wakes(&|| port.set_frontier(Hlc(5))), 0, "no later time");
+        assert_eq!(wakes(&|| port.set_frontier(Hlc(4))), 0);
+        assert_eq!(wakes(&|| port.set_frontier(Hlc(6))), 1);
+        assert_eq!(wakes(&|| port.set_frontier(Hlc(7))), 0, "once");
+        assert_eq!(port.frontier(), Hlc(7));
+
+        assert_eq!(wakes(&|| port.set_taken(Seq(3))), 0, "nobody waits");
+        assert_eq!(wakes(&|| port.wake_beyond(Seq(3))), 0);
+        assert_eq!(wakes(&|| port.set_taken(Seq(2))), 0, "a new connection begins with less");
+        assert_eq!(wakes(&|| port.set_taken(Seq(3))), 1);
+        assert_eq!(wakes(&|| port.set_taken(Seq(4))), 0, "once");
+        assert_eq!(wakes(&|| port.wake_beyond(Seq(3))), 1, "it came before the wish");
+        assert_eq!(port.taken(), Seq(4));
+    }
+
+    #[test]
+    fn what_is_told_only_rises() {
+        let (port, messages) = OwnerPort::new(Waker::noop().clone());
+        let writer = tidelock_protocol::ids::WriterId(0);
+        for (seq, hlc) in [(3, 9), (2, 12), (5, 4)] {
+            port.set_told(&CountVector::of(writer, Seq(seq)), Hlc(hlc));
+            port.set_acked(Seq(seq), Seq(seq - 1));
+        }
+        assert_eq!(port.told(), (CountVector::of(writer, Seq(5)), Hlc(12)));
+        assert_eq!(port.acked(), (Seq(5), Seq(4)));
+        port.send(7);
+        assert_eq!(messages.try_recv(), Ok(7));
+        drop(messages);
+        port.send(8);
+    }
+
+    #[test]
+    fn an_agreement_that_was_reached_stays_so_and_a_member_is_released_that_counts_as_not_ready() {
+        let agreement = Agreement::default();
+        agreement.told("db", vec!["web".into()]);
+        assert!(!agreement.is_reached() && agreement.released() == 0);
+        assert_eq!(agreement.awaited(), ["web"]);
+        for _ in 0..2 {
+            agreement.told("db", vec!["db".into(), "web".into()]);
+            assert_eq!(agreement.released(), 1);
+        }
+        agreement.told("web", Vec::new());
+        agreement.told("db", vec!["web".into()]);
+        assert!(agreement.is_reached());
+    }
 }

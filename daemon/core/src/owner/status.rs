@@ -218,4 +218,37 @@ mod tests {
             assert_eq!(view.phase(), phase);
         }
     }
+
+    #[test]
+    fn a_view_shows_what_it_was_told_last_and_a_ceiling_only_rises() {
+        let view = OwnerView::default();
+        assert_eq!((view.gap(), view.phase()), (Some(Gap::STARTED), Phase::WaitingForBackup));
+        assert_eq!(view.hlc_ceiling_ms(), None);
+        view.set(Phase::Replicating, Seq(7), 512);
+        assert_eq!((view.published(), view.suspect_bytes()), (Seq(7), 512));
+        view.set_gap(None);
+        assert_eq!(view.gap(), None);
+        for (ceiling_ms, kept_ms) in [(5, 5), (3, 5), (8, 8)] {
+            view.set_hlc_ceiling_ms(ceiling_ms);
+            assert_eq!(view.hlc_ceiling_ms(), Some(kept_ms));
+        }
+        let progress = copy_job::Progress {
+            purpose: copy_job::Purpose::Initial,
+            done_bytes: 1,
+            total_bytes: 2,
+            sent_bytes: 1,
+            unreadable_bytes: 0,
+            rate_bytes_per_s: 1,
+        };
+        assert!(view.copy().is_none() && view.verify().is_none());
+        view.set_copy(Some(progress));
+        view.set_verify(Some(progress));
+        assert!(view.copy().is_some() && view.verify().is_some());
+        view.set_compares_all_because(Some("no log".into()));
+        assert_eq!(view.compares_all_because().as_deref(), Some("no log"));
+        view.verify_has_ended(VerifyEnded::GivenUp("it was stopped".into()));
+        assert!(view.take_verify_ended().is_some() && view.take_verify_ended().is_none(), "once");
+        view.change_trouble(|trouble| trouble.failed_disks.push(("root".into(), "EIO".into())));
+        assert_eq!(view.trouble().failed_disks.len(), 1);
+    }
 }

@@ -1,4 +1,6 @@
-//! A driver that carries out nothing, for tests of the loop.
+//! A driver that carries out nothing, for tests of the loop. Guests' requests, step by step: `guests`.
+
+mod guests;
 
 use super::driver::{DiskFile, DiskOp, Driver, Taking, Timer};
 use super::replication::Clocks;
@@ -9,9 +11,11 @@ use crate::link::NoGate;
 use crate::link::port::{OwnerPort, ToLink};
 use crate::sequencer::{DiskError, RequestId, Settings};
 use bytes::Bytes;
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Waker;
 use std::time::Duration;
@@ -21,12 +25,17 @@ use tidelock_protocol::ids::{DiskId, MonoNanos, WriterId};
 use tidelock_protocol::message::{DiskSpec, Mode};
 
 const DISK_BYTES: u64 = 1 << 20;
+const ALIGN_BYTES: u64 = 512;
 
 /// A file without content.
 #[derive(Debug, Default)]
 pub(super) struct NoFile {
     pub(super) cannot_sync: AtomicBool,
     pub(super) has_no_mark: AtomicBool,
+    cannot_punch_hole: AtomicBool,
+    cannot_zero_range: AtomicBool,
+    /// Pieces of its storage that a look finds, from its first byte on.
+    pieces: Mutex<Vec<tidelock_buffers::Extent>>,
 }
 
 fn failing(is_so: &AtomicBool) -> io::Result<()> {
@@ -38,23 +47,26 @@ fn failing(is_so: &AtomicBool) -> io::Result<()> {
 
 impl DiskFile for NoFile {
     fn align_bytes(&self) -> u64 {
-        512
+        ALIGN_BYTES
     }
 
-    fn allows(&self, _: &[u8], _: u64) -> bool {
-        true
+    fn allows(&self, data: &[u8], at: u64) -> bool {
+        at.is_multiple_of(ALIGN_BYTES) && data.len().is_multiple_of(ALIGN_BYTES as usize)
     }
 
     fn can_punch_hole(&self) -> bool {
-        true
+        !self.cannot_punch_hole.load(Relaxed)
     }
 
     fn can_zero_range(&self) -> bool {
-        true
+        !self.cannot_zero_range.load(Relaxed)
     }
 
-    fn extents(&self, _: Range<u64>, _: usize) -> io::Result<Vec<tidelock_buffers::Extent>> {
-        Ok(Vec::new())
+    /// Two pieces at a time.
+    fn extents(&self, range: Range<u64>, _: usize) -> io::Result<Vec<tidelock_buffers::Extent>> {
+        let pieces = self.pieces.lock().unwrap();
+        let from = pieces.iter().filter(|piece| range.contains(&piece.offset));
+        Ok(from.take(2).copied().collect())
     }
 
     fn mark(&self) -> io::Result<String> {
@@ -66,8 +78,17 @@ impl DiskFile for NoFile {
     }
 }
 
-/// A driver that keeps the timers that the loop has asked for, what it has told the link and the tap, and what has become
-/// of the activity log's file.
+/// An operation on a disk that a driver was asked for.
+#[derive(Debug)]
+enum Asked {
+    Read { buf: AlignedBuf, range: Range<usize>, at: u64 },
+    Write { data: Bytes, at: u64, how: Durability },
+    Zero { mode: FallocateMode, range: Range<u64> },
+    Sync,
+}
+
+/// A driver that keeps account: timers, messages to the link and the tap, operations, and the fate of the activity log's
+/// file.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     pub(super) timers: Vec<Timer>,
@@ -77,15 +98,30 @@ pub(super) struct Recorder {
     pub(super) cannot_remove_log: AtomicBool,
     pub(super) removed_logs: usize,
     pub(super) touched_logs: usize,
+    asked: VecDeque<(DiskOp, Asked)>,
+    answers: Vec<(RequestId, Result<Bytes, DiskError>)>,
+    oldest: Option<(DiskOp, Duration)>,
 }
 
 impl Driver for Recorder {
     type File = NoFile;
 
-    fn read(&mut self, _: DiskOp, _: &NoFile, _: AlignedBuf, _: Range<usize>, _: u64) {}
-    fn write(&mut self, _: DiskOp, _: &NoFile, _: Bytes, _: u64, _: Durability) {}
-    fn zero(&mut self, _: DiskOp, _: &NoFile, _: FallocateMode, _: Range<u64>) {}
-    fn sync(&mut self, _: DiskOp, _: &NoFile) {}
+    fn read(&mut self, op: DiskOp, _: &NoFile, buf: AlignedBuf, range: Range<usize>, at: u64) {
+        self.asked.push_back((op, Asked::Read { buf, range, at }));
+    }
+
+    fn write(&mut self, op: DiskOp, _: &NoFile, data: Bytes, at: u64, how: Durability) {
+        self.asked.push_back((op, Asked::Write { data, at, how }));
+    }
+
+    fn zero(&mut self, op: DiskOp, _: &NoFile, mode: FallocateMode, range: Range<u64>) {
+        self.asked.push_back((op, Asked::Zero { mode, range }));
+    }
+
+    fn sync(&mut self, op: DiskOp, _: &NoFile) {
+        self.asked.push_back((op, Asked::Sync));
+    }
+
     fn write_log(&mut self, _: &[u8], _: u64) {}
 
     fn touch_log(&mut self) -> io::Result<()> {
@@ -98,14 +134,16 @@ impl Driver for Recorder {
     }
 
     fn oldest_op(&mut self) -> Option<(DiskOp, Duration)> {
-        None
+        self.oldest
     }
 
     fn submit(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    fn answer(&mut self, _: RequestId, _: Result<Bytes, DiskError>) {}
+    fn answer(&mut self, request: RequestId, answer: Result<Bytes, DiskError>) {
+        self.answers.push((request, answer));
+    }
 
     fn take(&mut self, what: Taking) {
         self.taking.push(what);
