@@ -623,6 +623,21 @@ mod tests {
         state.keep_serves_unreached(true).unwrap();
         assert!(state.serves_unreached_is_kept() && file(&disk).may_be_left_open().unwrap());
         assert!(file(&disk).open(1).unwrap().1.serves_unreached_kept);
+        let verified = Verified {
+            begun_unix_ms: 1,
+            ended_unix_ms: 2,
+            epoch: Epoch(3),
+            from_seq: Seq(4),
+            to_seq: Seq(5),
+            compared_bytes: 6,
+            differing: Vec::new(),
+            differing_bytes: 0,
+            repaired_bytes: 0,
+            unreadable_bytes: 0,
+        };
+        assert_eq!(state.verified(), None);
+        state.keep_verified(verified.clone()).unwrap();
+        assert_eq!(file(&disk).open(1).unwrap().0.verified(), Some(verified));
         // Other disks than those of the run on record.
         state.ended_cleanly(Seq(9), Hlc(5), vec!["a".into()]).unwrap();
         state.forget_run().unwrap();

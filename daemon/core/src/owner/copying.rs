@@ -591,4 +591,123 @@ mod tests {
         assert_eq!(phase(CopyState::Whole, None), Phase::Replicating);
         assert_eq!(phase(CopyState::Resyncing, Some(CopyState::Whole)), Phase::Resyncing);
     }
+
+    fn whole() -> Copying {
+        let mut copying = Copying::new(Bounds { window_bytes: 4 << 20, rate_bytes_per_s: 0 });
+        copying.attached("db", CopyState::Whole, None, |_| Vec::new(), CLOCKS.now);
+        assert!(copying.is_whole() && !copying.is_active() && !copying.is_copying());
+        copying
+    }
+
+    fn extent(offset: u64, len_bytes: u64) -> Extent {
+        Extent { disk: DiskId(0), offset, len_bytes }
+    }
+
+    #[test]
+    fn what_a_disk_has_failed_to_write_is_copied_in_pieces_and_tried_again_after_a_while() {
+        let mut copying = whole();
+        let len_bytes = 2 * PIECE_BYTES + 512;
+        copying.suspect(extent(4096, len_bytes));
+        assert_eq!((copying.suspect_bytes(), copying.is_whole()), (len_bytes, false));
+        assert_eq!(copying.phase(true, true), Phase::DiskFailing);
+        assert!(copying.needs_tick() && !copying.wants_more(CLOCKS.now), "not at once");
+        let due = |copying: &mut Copying| {
+            (0..RETRY_TICKS).for_each(|_| copying.tick());
+            copying.wants_more(CLOCKS.now)
+        };
+        assert!(due(&mut copying));
+        let mut pieces = Vec::new();
+        while copying.wants_more(CLOCKS.now) {
+            let (piece, kind) = copying.next(CLOCKS.now).unwrap();
+            assert_eq!(kind, CopyKind::Copy);
+            pieces.push(piece);
+        }
+        pieces.sort_by_key(|piece| piece.offset);
+        let expected = [(4096, PIECE_BYTES), (4096 + PIECE_BYTES, PIECE_BYTES)];
+        let found = pieces.iter().map(|piece| (piece.offset, piece.len_bytes));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [&expected[..], &[(4096 + 2 * PIECE_BYTES, 512)]].concat()
+        );
+        assert_eq!(copying.reading_bytes(), len_bytes);
+        assert!(copying.is_active() && !copying.is_idle() && !copying.needs_tick());
+        // The disk does not read one of them either.
+        copying.copied(pieces[0], CopyOutcome::Sent);
+        copying.copied(pieces[1], CopyOutcome::Unreadable);
+        copying.copied(pieces[2], CopyOutcome::Sent);
+        assert_eq!(copying.suspect_bytes(), PIECE_BYTES);
+        assert!(!copying.wants_more(CLOCKS.now) && due(&mut copying));
+        let (piece, _) = copying.next(CLOCKS.now).unwrap();
+        copying.copied(piece, CopyOutcome::Sent);
+        assert!(copying.is_whole() && copying.is_idle() && !copying.needs_tick());
+        assert_eq!(copying.phase(true, true), Phase::Replicating);
+        assert_eq!(copying.phase(true, false), Phase::Disconnected);
+    }
+
+    /// The comparison after an overflow must not take a late answer for one of its own.
+    #[test]
+    fn a_job_that_is_given_up_is_answered_when_nothing_of_it_is_read_or_asked() {
+        for is_asked in [false, true] {
+            let mut copying = whole();
+            copying.begin_verify(false, vec![extent(0, 4096)], 0, CLOCKS.now).unwrap();
+            assert!(copying.is_active() && copying.is_answered());
+            let (piece, _) = copying.next(CLOCKS.now).unwrap();
+            if is_asked {
+                copying.copied(piece, CopyOutcome::Asked);
+            }
+            copying.stop_recording(GapWhy::BacklogFull, 7);
+            assert_eq!(copying.take_given_up(), Some("guests' writes are not recorded for now"));
+            assert!(!copying.is_answered());
+            assert_eq!(copying.phase(false, true), Phase::Overflowed);
+            match is_asked {
+                true => copying.digest_result(piece.disk, piece.offset, true),
+                false => copying.copied(piece, CopyOutcome::Withdrawn),
+            }
+            assert!(copying.is_answered());
+        }
+        let mut copying = whole();
+        copying.begin_verify(false, vec![extent(0, 4096)], 0, CLOCKS.now).unwrap();
+        let (piece, _) = copying.next(CLOCKS.now).unwrap();
+        copying.give_up_verify("a test");
+        copying.copied(piece, CopyOutcome::Asked);
+        assert!(!copying.is_answered(), "it was asked although nobody wants it any more");
+        copying.reconnected();
+        assert!(copying.is_answered(), "a new connection answers no old question");
+    }
+
+    #[test]
+    fn the_end_of_a_copy_waits_for_the_floor_and_for_all_of_its_pieces() {
+        let (_, mut copying) = first_copy(1 << 30, 4 << 20, PIECE_BYTES);
+        assert!(copying.is_copying() && copying.is_active() && !copying.wants_marker());
+        let (piece, _) = copying.next(CLOCKS.now).unwrap();
+        assert!(!copying.wants_marker());
+        copying.await_floor();
+        copying.copied(piece, CopyOutcome::Sent);
+        assert!(!copying.wants_marker(), "the others have not said how far they are");
+        copying.floor_heard(Seq(9));
+        assert_eq!((copying.wants_marker(), copying.pad_to()), (true, Seq(9)));
+        copying.floor_heard(Seq(4));
+        assert_eq!(copying.pad_to(), Seq(9));
+        copying.stop();
+        assert!(!copying.wants_marker() && !copying.wants_more(CLOCKS.now));
+        copying.go_on();
+        copying.set_marker(Seq(10));
+        assert!(!copying.committed("db", Seq(9), CLOCKS.now) && copying.is_copying());
+        assert!(copying.committed("db", Seq(10), CLOCKS.now));
+        assert!(!copying.is_copying() && copying.is_whole());
+    }
+
+    #[test]
+    fn copies_have_a_share_of_what_is_under_way_and_a_window() {
+        let (_, mut copying) = first_copy(1 << 30, 2 * PIECE_BYTES, 8 * PIECE_BYTES);
+        copying.set_share(0);
+        assert!(copying.is_below_share(0) && !copying.is_below_share(1), "one piece at least");
+        copying.set_share(3 * PIECE_BYTES);
+        assert!(copying.is_below_share(2) && !copying.is_below_share(3));
+        copying.next(CLOCKS.now).unwrap();
+        assert!(copying.is_below_share(1) && !copying.is_below_share(2), "one is being read");
+        copying.set_share(0);
+        assert!(!copying.is_below_share(0));
+        assert!(!copying.is_window_full(PIECE_BYTES - 1) && copying.is_window_full(PIECE_BYTES));
+    }
 }

@@ -159,4 +159,23 @@ mod tests {
         }
         assert_eq!(spoken, vec![1; intervals as usize]);
     }
+
+    /// The others hear of a writer only through a backup that has it.
+    #[test]
+    fn a_writer_says_nothing_before_the_backup_has_it_and_its_stream_has_begun() {
+        for (attached, is_started, speaks) in
+            [(true, true, true), (false, true, false), (true, false, false)]
+        {
+            let heard = Arc::<Heard>::default();
+            let several = Several { form: Form::Hlc, idle_interval: INTERVAL };
+            let mut owner = owner(heard.clone(), Some(several));
+            owner.attached = attached;
+            if is_started {
+                owner.sequencer.start(Epoch(1), Seq(0), Hlc(0), owner.now, owner.wall_ms);
+            }
+            owner.port.set_frontier(Hlc::new(owner.wall_ms + 1, 0));
+            owner.turn().unwrap();
+            assert_eq!(owner.driver.timers.contains(&Timer::Idle), speaks);
+        }
+    }
 }

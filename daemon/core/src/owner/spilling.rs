@@ -572,6 +572,7 @@ impl Spilling {
 mod tests {
     use super::*;
     use crate::backlog::{Expected, find};
+    use crate::copy_job::Bounds;
     use crate::sequencer::{Action, OpId, RequestId, Settings};
     use bytes::Bytes;
     use std::path::Path;
@@ -584,6 +585,7 @@ mod tests {
         Expected { incarnation: Incarnation(7), epoch: Epoch(1), boot: [1; 16], identity: [2; 32] };
     const SEGMENT_BYTES: u64 = 8 << 10;
     const LIMIT_BYTES: u64 = 64 << 10;
+    const MEMORY_LIMIT_BYTES: u64 = 32 << 10;
 
     struct Rig {
         backlog: DiskBacklog,
@@ -598,7 +600,7 @@ mod tests {
             files: files.clone(),
             segment_bytes: SEGMENT_BYTES,
             limit_bytes: LIMIT_BYTES,
-            memory_limit_bytes: LIMIT_BYTES,
+            memory_limit_bytes: MEMORY_LIMIT_BYTES,
             stands_at_limit: true,
             epoch: EXPECTED.epoch,
             incarnation: EXPECTED.incarnation,
@@ -679,5 +681,69 @@ mod tests {
         rig.sequencer.written(hangs, Ok(()), NOW, 1);
         rig.write(301, true);
         assert!(find(&rig.files, &EXPECTED).is_ok(), "nothing hangs any more");
+    }
+
+    /// Room is given back when the backup has what is there, so its word is asked for.
+    #[test]
+    fn a_backlog_waits_for_the_backup_while_it_has_more_than_one_segment_or_has_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = rig(dir.path());
+        assert!(
+            !rig.backlog.wants_acks() && !rig.backlog.has_failed() && !rig.backlog.lacks_some()
+        );
+        let clocks = Clocks { now: NOW, wall_ms: 1 };
+        let spilling = |backlog| Spilling::new(Some(backlog), clocks);
+        let mut admitted = Admitted::default();
+        for nth in 1..=10 {
+            let effect = Effect::Write(Payload::new(Bytes::from(vec![nth as u8; 1024])));
+            let extent = Extent { disk: DiskId(0), offset: nth * 1024, len_bytes: 1024 };
+            rig.sequencer.submit(RequestId(nth), extent, effect, false, NOW, 1);
+        }
+        let mut of = spilling(rig.backlog);
+        let mut copying = Copying::new(Bounds { window_bytes: 1 << 20, rate_bytes_per_s: 0 });
+        let mut activity = ActivityLog::off();
+        let records = records_of(&mut rig.sequencer);
+        let mut turn = Turn {
+            member: "db",
+            sequencer: &mut rig.sequencer,
+            copying: &mut copying,
+            activity: &mut activity,
+            gate: &crate::link::NoGate,
+            is_poisoned: false,
+            clocks,
+        };
+        for record in records {
+            of.keep(record, &mut admitted, &mut turn);
+        }
+        assert!(of.backlog().unwrap().on_disk().0 > 1 && of.wants_acks());
+        turn.sequencer.committed(Seq(10), NOW, 1);
+        of.drive(&mut turn);
+        assert!(!of.wants_acks() && !of.needs_tick() && of.records() && !of.stands());
+
+        // Memory alone is the limit after a failure, until the disk was tried again.
+        let (path, source) = (dir.path().to_owned(), std::io::ErrorKind::Other.into());
+        of.failed(&BacklogError::Io { path, source }, &mut turn);
+        assert!(of.backlog().unwrap().has_failed() && of.wants_acks());
+        assert_eq!(turn.sequencer.backlog_limit_bytes(), MEMORY_LIMIT_BYTES);
+        let begin = NOW.plus_ms(RETRY_AFTER.as_millis() as u64).0;
+        for (now, has_failed) in [(begin - 1, true), (begin, false)] {
+            turn.clocks.now = MonoNanos(now);
+            of.drive(&mut turn);
+            assert_eq!(of.backlog().unwrap().has_failed(), has_failed);
+        }
+        assert_eq!(turn.sequencer.backlog_limit_bytes(), LIMIT_BYTES);
+        assert!(!of.wants_acks());
+    }
+
+    fn records_of(sequencer: &mut Sequencer) -> Vec<Record> {
+        let mut records = Vec::new();
+        while let Some(action) = sequencer.poll_action() {
+            match action {
+                Action::Send(record) => records.push(record),
+                Action::Write { op, .. } => sequencer.written(op, Ok(()), NOW, 1),
+                _ => {}
+            }
+        }
+        records
     }
 }

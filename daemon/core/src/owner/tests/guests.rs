@@ -117,6 +117,48 @@ fn a_write_that_does_not_end_at_blocks_keeps_what_is_around_it() {
 }
 
 #[test]
+fn a_write_that_the_disk_does_not_do_fails_and_the_backup_gets_what_is_there() {
+    let cases: [fn(&mut Owner<Recorder>); 4] = [
+        |of| {
+            let (op, _) = next(of);
+            ends(of, op, Ok(0));
+        },
+        |of| {
+            let (op, _) = next(of);
+            ends(of, op, Err(io::ErrorKind::Other.into()));
+        },
+        // The rest could not be written directly.
+        |of| {
+            let (op, _) = next(of);
+            ends(of, op, Ok(100));
+        },
+        |of| {
+            let (op, _) = next(of);
+            ends(of, op, Ok(512));
+            let (op, _) = next(of);
+            ends(of, op, Ok(0));
+        },
+    ];
+    for (case, is_readable) in cases.into_iter().flat_map(|case| [(case, true), (case, false)]) {
+        let mut of = started();
+        ask(&mut of, 1, 512, 1024, write(1024, false));
+        case(&mut of);
+        assert!(answers(&mut of).is_empty(), "the disk is read first");
+        if is_readable {
+            assert_eq!(brings(&mut of, 1024, 6), (0..1024, 512));
+        } else {
+            let (op, Asked::Read { .. }) = next(&mut of) else { panic!() };
+            ends(&mut of, op, Err(io::ErrorKind::Other.into()));
+        }
+        assert_eq!(answers(&mut of), [(1, Err(EIO))]);
+        assert_eq!(of.stats.disk_errors.load(Relaxed), 1);
+        // The backup has what the disk has, or the sites may differ there.
+        assert_eq!(of.sequencer.last_seq(), Seq(if is_readable { 2 } else { 1 }));
+        assert_eq!(of.view.suspect_bytes(), if is_readable { 0 } else { 1024 });
+    }
+}
+
+#[test]
 fn zeroes_are_asked_of_the_file_system_and_written_where_it_cannot() {
     use FallocateMode::{PunchHole, ZeroRange};
     for (no_hole, punches, zeroes, mode) in [
