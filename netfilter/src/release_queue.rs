@@ -22,7 +22,7 @@
 //! | open | sync, pipelined | what is covered, if nothing waits; pure ACKs, if their flow has nothing waiting |
 //! | open, no lease, held, floor unknown | async | everything |
 
-pub use tidelock_protocol::lease::HoldReason;
+pub use tidelock_protocol::lease::{HoldReason, ShutWhy};
 
 use std::collections::{HashMap, VecDeque};
 use tidelock_planted::Bug;
@@ -123,20 +123,6 @@ pub enum GateState {
     Open,
     /// It does not.
     Shut(ShutWhy),
-}
-
-/// Why the gate is shut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShutWhy {
-    /// There was never a lease, or it has ended.
-    NoLease,
-    /// A writer's guest may have told what no stamp names.
-    Held(HoldReason),
-    /// The guest may know what P does not name: nothing of it leaves before every writer of the
-    /// group has said how far it is.
-    FloorUnknown,
-    /// The backup has ended this primary's epoch: shut in every mode, for good.
-    Fenced,
 }
 
 /// A packet that leaves after it has waited.

@@ -142,6 +142,20 @@ impl HoldReason {
     pub const ALL: [Self; 2] = [Self::Gap, Self::LeftBacklog];
 }
 
+/// The reason why a gate is shut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShutWhy {
+    /// There was never a lease, or it has ended.
+    NoLease,
+    /// A writer's guest may have told what no stamp names.
+    Held(HoldReason),
+    /// The guest may know what P does not name: nothing of it leaves before every writer of the
+    /// group has said how far it is.
+    FloorUnknown,
+    /// The backup has ended this primary's epoch: shut in every mode, for good.
+    Fenced,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@
 //! | [`start`] | what a member's run goes by of what the runs before have left ([`state`], [`records`], [`ceiling`]) |
 //! | [`heartbeat`] | a watch that misses a record that does not come back |
 //! | [`verifications`], [`verified`] | comparisons of the sites on a schedule, and what the last one found |
-//! | [`status`], [`stats`] | what all of this says of itself |
+//! | [`status`], [`stats`], [`words`] | what all of this says of itself |
 //!
 //! The crate knows no tokio, io_uring, socket or clock, and files only through `tidelock-storage`. The daemon's
 //! drivers run these loops in production, and the simulator runs the same.
@@ -37,3 +37,4 @@ pub mod stats;
 pub mod status;
 pub mod verifications;
 pub mod verified;
+pub mod words;
