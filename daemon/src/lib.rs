@@ -12,6 +12,7 @@ pub mod control;
 pub mod driver;
 #[cfg(test)]
 mod example_status;
+pub mod gate_seen;
 pub mod held_gate;
 pub mod host;
 pub mod metrics;

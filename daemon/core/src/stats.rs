@@ -279,6 +279,14 @@ pub struct OwnerStats {
     pub activity: ActivityStats,
 }
 
+impl OwnerStats {
+    /// A guest has a disk of the member open.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.connections.load(Relaxed) > 0
+    }
+}
+
 /// The oldest request that a member's local disks have not answered, if one is in flight.
 #[derive(Debug, Default)]
 pub struct DiskWait {

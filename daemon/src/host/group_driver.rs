@@ -1,6 +1,5 @@
 //! The driver of the loops of groups ([`GroupLoop`]): a host as they see it, and the control API's orders.
 
-use super::disk_hangs::{self, disk_hang};
 use super::launch::is_one_of_several;
 use super::snapshot::is_superseded;
 use super::{Host, HostGroup, HostMember, Writer};
@@ -17,7 +16,7 @@ use tidelock_daemon_core::group::{
 use tidelock_daemon_core::link::port::ToLink;
 use tidelock_daemon_core::owner::{Clocks, ToOwner};
 use tidelock_daemon_core::records::Records;
-use tidelock_daemon_core::status::Risk;
+use tidelock_daemon_core::status::{DiskHangStatus, GroupStatus};
 use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_storage::files::Files;
@@ -83,6 +82,7 @@ impl Surroundings for Here<'_> {
             committed,
             watermark,
             is_applied: gate.is_applied(),
+            lease_until: gate.lease_until(),
         })
     }
 
@@ -101,9 +101,13 @@ impl Surroundings for Here<'_> {
     }
 
     fn disk_hang(&self) -> Option<String> {
-        let (group, now) = (self.group, clock::mono_now());
-        let hang = group.members.iter().find_map(|member| disk_hang(group, member, now))?;
-        Some(disk_hangs::said(&hang))
+        let (heartbeat, now) = (self.group.config.heartbeat, clock::mono_now());
+        let hang = self.group.members.iter().find_map(|member| {
+            let wait = &member.writer.as_ref()?.owner_stats.disk_wait;
+            let name_of = |nth: usize| Some(member.config.disks.get(nth)?.name.to_string());
+            DiskHangStatus::of(wait, heartbeat, name_of, now)
+        })?;
+        Some(hang.to_string())
     }
 
     fn set_gate_mode(&mut self, mode: Mode) {
@@ -198,9 +202,11 @@ impl Host {
         }
     }
 
-    /// The risk of a group: what a disaster now would undo, who may have been told, and why.
-    pub(super) fn risk(&self, group: &HostGroup) -> Risk {
-        group.state().risk(&Here { host: self, group })
+    /// The status of a group.
+    pub(super) fn group_status(&self, group: &HostGroup) -> GroupStatus {
+        // Before its loop is locked, which itself looks at the gate.
+        let seen = self.seen(group);
+        group.state().status(&Here { host: self, group }, seen)
     }
 
     /// The operator wants another mode. Returns the one before.

@@ -12,7 +12,6 @@ mod beating;
 mod bookmarking;
 mod changed;
 mod descriptors;
-mod disk_hangs;
 mod ending;
 mod gating;
 mod group_driver;
@@ -52,7 +51,7 @@ use tidelock_daemon_core::records::Records;
 use tidelock_daemon_core::start::StartError;
 use tidelock_daemon_core::state::{self, StateError};
 use tidelock_daemon_core::stats::{LinkStats, OwnerStats};
-use tidelock_daemon_core::status::Status;
+use tidelock_daemon_core::status::{Status, UnheldHistory};
 use tidelock_daemon_core::verifications::Verifications;
 use tidelock_netfilter::gate::{Gate, GateError, GateHandle};
 use tidelock_protocol::ids::{Channel, MonoNanos};
@@ -193,7 +192,8 @@ struct HostGroup {
     config: Group,
     state: Mutex<GroupLoop>,
     records: Records<Files>,
-    history: snapshot::GroupHistory,
+    /// Packets that left beside its gates.
+    unheld: Mutex<UnheldHistory>,
     bookmarks: bookmarking::Bookmarks,
     adopting: adopting::Adopting,
     gate: Option<GateHandle>,
@@ -291,7 +291,7 @@ impl Host {
             groups.push(HostGroup {
                 state: Mutex::new(state),
                 records,
-                history: snapshot::GroupHistory::default(),
+                unheld: Mutex::default(),
                 bookmarks: bookmarking::Bookmarks::default(),
                 adopting,
                 gate: gate_handle,

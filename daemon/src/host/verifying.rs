@@ -5,7 +5,6 @@ use crate::clock;
 use crate::control::{ControlError, ControlErrorKind, VerifyBegun, VerifyWish};
 use std::sync::MutexGuard;
 use tidelock_daemon_core::owner::{Clocks, ToOwner};
-use tidelock_daemon_core::status::VerifyStatus;
 use tidelock_daemon_core::verifications::{self, LOOK_EVERY, MayNot, Plan, Verifications};
 use tidelock_storage::files::Files;
 
@@ -15,27 +14,13 @@ fn plan_of(group: &HostGroup) -> Plan {
 }
 
 impl Writer {
-    fn verifications(&self) -> MutexGuard<'_, Verifications> {
+    pub(super) fn verifications(&self) -> MutexGuard<'_, Verifications> {
         self.verifications.lock().expect("no panic while held")
     }
 
     fn verified<'a>(&'a self, name: &'a str) -> verifications::Writer<'a, Files> {
         let Self { port, view, link_stats: link, state, .. } = self;
         verifications::Writer { name, port, view, link, state }
-    }
-
-    /// All but what runs and the schedule.
-    pub(super) fn verify_status(&self) -> VerifyStatus {
-        let past = self.verifications();
-        let last = self.state.verified();
-        let age = last.as_ref().map(|last| last.age(clock::wall_ms()));
-        VerifyStatus {
-            age_ms: age.map(|age| age.as_millis() as u64),
-            last,
-            ended: past.ended,
-            given_up: past.given_up.clone(),
-            ..VerifyStatus::default()
-        }
     }
 
     /// Whether the sites are known to differ.

@@ -150,7 +150,8 @@ impl Surroundings for Here<'_> {
         let gate = run.gate.handle();
         let (committed, watermark) = gate.committed();
         let is_open = run.gate.is_open(self.clocks().now);
-        Some(GateSight { is_open, committed, watermark, is_applied: gate.is_applied() })
+        let (is_applied, lease_until) = (gate.is_applied(), gate.lease_until());
+        Some(GateSight { is_open, committed, watermark, is_applied, lease_until })
     }
 
     fn left_unheld(&mut self) -> bool {

@@ -5,7 +5,7 @@
 //! | this | the loop's state, and what surrounds it |
 //! | `policy` | the mode in force, degrading and holding again, by [`crate::degrade`] |
 //! | `told` | whether clients may have been told what a disaster would undo |
-//! | `standing` | what a disaster now would undo, as status says it |
+//! | `standing` | what a disaster now would undo, and all that status says |
 //! | `switching` | the switch to the backup site, by [`crate::handover`] |
 //!
 //! The driver (`daemon/src/host`) calls [`GroupLoop::look`] ten times a second, and [`GroupLoop::look_at_switch`] while a
@@ -28,13 +28,14 @@ use crate::link::port::ToLink;
 use crate::owner::{Clocks, Gap, Phase, ToOwner};
 use crate::stats::LinkStats;
 use crate::status::Told;
+use crate::status::group::RiskHistory;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use switching::Stage;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::Seq;
+use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::message::{Form, Mode, Policy};
 use tidelock_protocol::vector::CountVector;
 use told::Telling;
@@ -106,6 +107,8 @@ pub struct GateSight {
     pub watermark: Hlc,
     /// True if all that it was told is in force.
     pub is_applied: bool,
+    /// The end of the lease; `None`: there was none.
+    pub lease_until: Option<MonoNanos>,
 }
 
 /// A host, as the loop of one of its groups sees it and acts on it. Members are named by their index in
@@ -147,6 +150,7 @@ pub struct GroupLoop {
     wanted: Mode,
     degrade: Degrade,
     telling: Telling,
+    risk_history: RiskHistory,
     /// An error of the record was logged.
     error_said: bool,
     stage: Stage,
@@ -191,6 +195,7 @@ impl GroupLoop {
             wanted: settings.mode,
             degrade: Degrade::new(settings.after_ms, degraded_since_unix_ms),
             telling: Telling::default(),
+            risk_history: RiskHistory::default(),
             error_said: false,
             stage: Stage::found(switched_at_unix_ms),
             settings,

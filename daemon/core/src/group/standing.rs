@@ -1,11 +1,31 @@
-//! The risk of a group: what a disaster now would undo, from what the loops of its members say.
+//! The status of a group, and its risk: what a disaster now would undo, from what the loops of its members say.
 
 use super::{GroupLoop, Member, Surroundings, Writer};
 use crate::owner::Phase;
 use crate::stats::LinkStats;
-use crate::status::{Facts, LagStatus, Risk, WriterFacts, assess};
+use crate::status::group::Instant;
+use crate::status::{Facts, GroupSeen, GroupStatus, LagStatus, Risk, WriterFacts, assess};
 
 impl GroupLoop {
+    /// The status of the group: from what its loop sees, and what is seen beside it at the same moment. Logs what has
+    /// changed of its risk since the last one.
+    pub fn status(&mut self, around: &dyn Surroundings, seen: GroupSeen) -> GroupStatus {
+        let (risk, clocks) = (self.risk(around), around.clocks());
+        let since = self.risk_history.note(&self.settings.name, &risk, clocks.now);
+        let instant = Instant {
+            settings: &self.settings,
+            view: self.view(),
+            risk,
+            since,
+            gate: around.gate(),
+            is_stopping: around.is_stopping(),
+            clocks,
+            members: around.members(),
+            seen,
+        };
+        instant.status()
+    }
+
     /// The risk of the members on this host: what a disaster now would undo, who may have been told, and why.
     #[must_use]
     pub fn risk(&self, around: &dyn Surroundings) -> Risk {

@@ -9,8 +9,11 @@ mod told;
 use super::*;
 use crate::handover::Step;
 use crate::link::NoGate;
-use crate::owner::Drained;
-use tidelock_protocol::ids::MonoNanos;
+use crate::owner::{Drained, OwnerView};
+use crate::stats::OwnerStats;
+use crate::status::{GroupSeen, GroupStatus, GroupTerms, Kind, MemberSeen, Role, WriterSeen};
+use crate::verifications::Verifications;
+use tidelock_protocol::ids::Epoch;
 
 const SECOND: u64 = 1_000_000_000;
 const ASKED_WITHIN: Duration = Duration::from_secs(30);
@@ -20,6 +23,7 @@ struct Around {
     is_stopping: bool,
     phase: Phase,
     gate_is_open: bool,
+    lease_until: Option<MonoNanos>,
     left_unheld: bool,
     said_ready: Vec<bool>,
     link: Arc<LinkStats>,
@@ -37,6 +41,7 @@ impl Around {
             is_stopping: false,
             phase: Phase::Replicating,
             gate_is_open: true,
+            lease_until: None,
             left_unheld: false,
             said_ready: Vec::new(),
             link,
@@ -81,6 +86,7 @@ impl Surroundings for Around {
             committed: CountVector::new(),
             watermark: Hlc(0),
             is_applied: true,
+            lease_until: self.lease_until,
         })
     }
 
@@ -231,4 +237,98 @@ fn mode_async_is_in_force_when_the_backup_has_heard_of_it() {
         group.look(&mut around);
         assert_eq!((group.view().mode, group.view().awaits_contact), (mode, false));
     }
+}
+
+/// What a driver sees beside the loop: no gate, and an owner loop of which nothing is told.
+fn seen(awaits_adoption: bool) -> GroupSeen {
+    let writer = WriterSeen {
+        disks: Vec::new(),
+        stats: Arc::new(OwnerStats::default()),
+        view: Arc::new(OwnerView::default()),
+        pulse: Arc::default(),
+        committed: Seq(0),
+        verified: None,
+        verifications: Verifications::default(),
+    };
+    let member = MemberSeen {
+        roles: vec![Role::Writer],
+        epoch: Epoch(3),
+        gates: Vec::new(),
+        tagging: None,
+        writer: Some(writer),
+    };
+    let terms = GroupTerms {
+        when_unreachable: "async after 30s".into(),
+        grace_ms: 9_000,
+        elsewhere: Vec::new(),
+        form: Form::Hlc,
+        is_tagged: false,
+        heartbeat: None,
+        verify_every: None,
+        max_clock_lead_ms: 500,
+        backlog_limit_bytes: 1 << 20,
+        backlog_memory_bytes: None,
+    };
+    GroupSeen { terms, awaits_adoption, members: vec![member] }
+}
+
+fn status(group: &mut GroupLoop, around: &Around) -> GroupStatus {
+    group.status(around, seen(false))
+}
+
+/// The lease is what the gate has left of it, and nothing once the epoch of this host is over.
+#[test]
+fn status_tells_of_the_lease_that_the_gate_goes_by() {
+    let mut around = Around { lease_until: Some(MonoNanos(3 * SECOND)), ..Around::new() };
+    let mut group = group(Mode::Pipelined);
+    let lease = |group: &mut GroupLoop, around: &Around| {
+        let lease = status(group, around).lease;
+        assert_eq!((lease.period_ms, lease.grace_ms), (5_000, 9_000));
+        (lease.held, lease.left_ms)
+    };
+    assert_eq!(lease(&mut group, &around), (true, 2_000));
+    around.now = MonoNanos(3 * SECOND);
+    assert_eq!(lease(&mut group, &around), (false, 0));
+    (around.now, around.phase) = (MonoNanos(SECOND), Phase::Fenced);
+    assert_eq!(lease(&mut group, &around), (false, 0), "shut for good");
+}
+
+/// The age is that of the kind: what else changes of a risk does not begin it anew.
+#[test]
+fn status_tells_since_when_the_risk_is_of_its_kind() {
+    let mut around = Around::new();
+    let mut group = group(Mode::Pipelined);
+    let told = status(&mut group, &around);
+    assert_eq!((told.risk.why.kind, told.why_age_ms, told.protected), (Kind::Following, 0, true));
+    around.now.0 += SECOND;
+    around.link.set_lag(3, 4096, None);
+    let told = status(&mut group, &around);
+    assert_eq!((told.risk.why.kind, told.why_age_ms), (Kind::Following, 1_000));
+    assert_eq!((told.epoch, told.members[0].writer.as_ref().unwrap().lag.writes), (Epoch(3), 3));
+    around.link.set_attached(false);
+    let told = status(&mut group, &around);
+    assert_eq!((told.risk.why.kind, told.why_age_ms), (Kind::Disconnected, 0));
+    assert!(!told.protected);
+}
+
+/// A person reads why, of which member, and what to do.
+#[test]
+fn status_says_in_words_what_hinders() {
+    let around = Around::new();
+    assert_eq!(status(&mut group(Mode::Pipelined), &around).detail, None);
+    let adopted = group(Mode::Pipelined).status(&around, seen(true));
+    assert!(adopted.awaits_adoption && adopted.detail.unwrap().contains("tidelock adopt shop"));
+    around.link.set_stalled(Some("its disk is full".into()));
+    let stalled = status(&mut group(Mode::Pipelined), &around);
+    assert_eq!(stalled.detail.as_deref(), Some("web: its disk is full"));
+    around.link.set_stalled(None);
+    around.link.set_policy_kept(false);
+    let degrades = GroupSettings { after_ms: Some(30_000), ..settings(Mode::Pipelined) };
+    let mut degrades = GroupLoop::new(degrades, None, None);
+    assert!(status(&mut degrades, &around).detail.unwrap().contains("not in force"));
+    let mut switched = GroupLoop::new(settings(Mode::Pipelined), None, Some(1_700_000_000_000));
+    let switched = status(&mut switched, &Around { is_stopping: true, ..Around::new() });
+    assert_eq!(switched.risk.why.kind, Kind::Fenced);
+    let detail = switched.detail.unwrap();
+    assert!(detail.contains("2023-11-14T22:13:20Z") && detail.contains("is ending"), "{detail}");
 }
