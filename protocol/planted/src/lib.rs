@@ -98,6 +98,10 @@ bugs! {
     /// Breaks rule 8: the lag is small only when nothing is under way.
     OnlyWhenIdle,
 
+    // Status.
+    /// Breaks rule 6: the gap of a writer is not in its group's risk.
+    StatusForgetsGap,
+
     // Planned switch.
     /// Breaks rules 1 and 4: a host that is drained does not wait for the others.
     OthersNotAwaited,

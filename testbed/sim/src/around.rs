@@ -2,17 +2,23 @@
 
 use crate::beating::Beating;
 use crate::failure::{Checked, Failure};
-use crate::scenario::Scenario;
+use crate::host::CLOCK_LEAD_MS;
+use crate::owner::MemberRun;
+use crate::scenario::{DiskPlan, Scenario, VmPlan};
 use crate::world::World;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_daemon::gate_seen::gate_seen;
 use tidelock_daemon_core::group::{
     GateSight, GroupLoop, GroupSettings, Member, Surroundings, Writer,
 };
 use tidelock_daemon_core::link::port::{Agreement, ToLink};
 use tidelock_daemon_core::owner::{Clocks, ToOwner};
+use tidelock_daemon_core::status::{
+    DiskStatus, GroupSeen, GroupStatus, GroupTerms, MemberSeen, Role, WriterSeen,
+};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Form, Mode, RefusalKind};
 
@@ -104,6 +110,66 @@ impl World {
         let daemon = self.hosts[host].daemon.as_mut().expect("no loop ends its daemon");
         daemon.groups.insert(group, of);
         failure.map_or(Ok(Some(result)), Err)
+    }
+
+    /// The status of a group on a host, if its loops run.
+    pub(crate) fn group_status(
+        &mut self,
+        host: usize,
+        group: usize,
+    ) -> Checked<Option<GroupStatus>> {
+        let vms = self.members_on(host, group);
+        let runs = |vm: &usize| self.vms[*vm].run.as_ref();
+        let is_there = |run: &MemberRun| !run.ended && run.has_died.is_none();
+        if !vms.iter().all(|vm| runs(vm).is_some_and(is_there)) {
+            return Ok(None);
+        }
+        let of = &self.plan.groups[group];
+        let seen = GroupSeen {
+            terms: GroupTerms {
+                when_unreachable: format!("{:?}", of.degrade_after_ms),
+                grace_ms: of.grace_ms,
+                elsewhere: Vec::new(),
+                form: of.form,
+                is_tagged: of.has_several(),
+                heartbeat: of.heartbeat,
+                verify_every: None,
+                max_clock_lead_ms: CLOCK_LEAD_MS,
+                backlog_limit_bytes: 0,
+                backlog_memory_bytes: None,
+            },
+            awaits_adoption: self.records(host, group).is_adopting(),
+            members: vms
+                .iter()
+                .map(|vm| seen(*vm, &self.plan.vms[*vm], runs(vm).expect("runs")))
+                .collect(),
+        };
+        self.with_group(host, group, |of, here| of.status(here, seen))
+    }
+}
+
+fn seen(vm: usize, plan: &VmPlan, run: &MemberRun) -> MemberSeen {
+    let disk = |(nth, disk): (usize, &DiskPlan)| DiskStatus {
+        name: format!("d{nth}"),
+        path: "d".into(),
+        size_bytes: disk.content.len() as u64,
+        socket: "s".into(),
+    };
+    let gate = run.gate.counters(vm);
+    MemberSeen {
+        roles: vec![Role::Outbound],
+        epoch: run.state.epoch(),
+        gates: vec![gate_seen("tap", &gate, Default::default(), &Default::default())],
+        tagging: None,
+        writer: run.owner.as_ref().map(|_| WriterSeen {
+            disks: plan.disks.iter().enumerate().map(disk).collect(),
+            stats: run.owner_stats.clone(),
+            view: run.view.clone(),
+            pulse: run.pulse.clone(),
+            committed: run.port.acked().1,
+            verified: run.state.verified(),
+            verifications: run.verifications.clone(),
+        }),
     }
 }
 

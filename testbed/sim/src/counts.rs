@@ -68,6 +68,8 @@ counts! {
     snapshots,
     /// Journals that could not be opened, and were cut.
     repairs,
+    /// Statuses of hosts.
+    statuses,
     /// Recoveries of groups.
     recoveries,
     /// Groups that were protected again from the site at which they were recovered.

@@ -9,7 +9,6 @@ use crate::world::{Event, Run, World, note};
 use std::collections::BTreeMap;
 use tidelock_daemon_core::degrade::{self, Standing, Step};
 use tidelock_daemon_core::group::GroupView;
-use tidelock_daemon_core::status::Undoes;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
@@ -68,7 +67,9 @@ impl World {
                 continue;
             }
             let step = self.with_group(host, group, |of, here| of.look(here))?.flatten();
-            self.check_risk(host, group)?;
+            if let Some(status) = self.group_status(host, group)? {
+                self.check_group_status(host, group, &status)?;
+            }
             let Some(step) = step else { continue };
             note!(self, "host {host}: group {group}: {step:?}");
             let after = self.view(host, group).expect("it was listed");
@@ -90,30 +91,6 @@ impl World {
             }
         }
         self.schedule.after(LOOK_NS, Event::Look { host, run });
-        Ok(())
-    }
-
-    /// Rule 6: what status says a disaster now would undo, and who may have been told of it.
-    fn check_risk(&mut self, host: usize, group: usize) -> Checked {
-        let Some(risk) = self.with_group(host, group, |of, here| of.risk(here))? else {
-            return Ok(());
-        };
-        let vms = self.members_on(host, group);
-        if risk.is_protected() {
-            self.check_covered(group, &vms)?;
-        }
-        for vm in vms {
-            let slot = &self.backup.groups[group];
-            let durable = slot.told_durable.get(WriterId(self.plan.vms[vm].writer));
-            let run = self.vms[vm].run.as_ref().and_then(|run| run.owner.as_ref());
-            let Some(owner) = run.filter(|_| risk.undoes == Undoes::Nothing) else { continue };
-            let published = owner.sequencer().published();
-            check(
-                published <= durable && owner.copying().is_whole(),
-                Checker::NoFalseSync,
-                || format!("vm {vm}: status is {risk:?}; P is {published}, durable is {durable}"),
-            )?;
-        }
         Ok(())
     }
 
@@ -192,7 +169,7 @@ impl World {
     }
 
     /// The host calls the group protected again: C covers what had left.
-    fn check_covered(&mut self, group: usize, vms: &[usize]) -> Checked {
+    pub(crate) fn check_covered(&mut self, group: usize, vms: &[usize]) -> Checked {
         // Of disks that are not whole there nothing can be recovered: the group is initialising, and what a
         // recovery has is looked at when there is one.
         if !self.is_recoverable(group) {

@@ -15,7 +15,7 @@ use tidelock_daemon::held_gate::HeldGate;
 use tidelock_daemon_core::link::GateControl;
 use tidelock_daemon_core::owner::Clocks;
 use tidelock_netfilter::gate::{
-    GateHandle, GateStats, GroupGate, Pending, PortParts, Surroundings, ToldPrograms,
+    GateHandle, GateSnapshot, GateStats, GroupGate, Pending, PortParts, Surroundings, ToldPrograms,
 };
 use tidelock_netfilter::nfqueue::{PacketQueue, QueueError, QueuedPacket, Received};
 use tidelock_netfilter::release_queue::{GateState, HoldReason, Kind, PacketId, ShutWhy};
@@ -121,6 +121,8 @@ pub struct SimGate {
     gate: Mutex<GroupGate<SimQueue>>,
     /// Members in the order of their ports, with what their kernel programs share with the gate.
     ports: Vec<(usize, Arc<Mapped<CrossingCells>>)>,
+    /// Counters of the members, in the same order.
+    stats: Vec<Arc<GateStats>>,
     /// C as the kernel programs see it, which outlive the daemon.
     cells: Arc<Mapped<CommittedCells>>,
     /// Number of the daemon's run, as the programs know it: the time at which it began.
@@ -154,6 +156,7 @@ impl SimGate {
             handle: gate.handle(),
             gate: Mutex::new(gate),
             ports: Vec::new(),
+            stats: Vec::new(),
             cells,
             run: now,
             tag_terms: Mutex::default(),
@@ -175,6 +178,7 @@ impl SimGate {
             pending.cells().run.store(self.run, Relaxed);
         }
         let crossing = Arc::new(Mapped::anonymous().expect("memory"));
+        let stats = Arc::new(GateStats::default());
         let queue = SimQueue {
             waiting: VecDeque::new(),
             undecided: VecDeque::new(),
@@ -188,11 +192,12 @@ impl SimGate {
             queue,
             queue_len_max,
             pending: Arc::clone(pending),
-            stats: Arc::new(GateStats::default()),
+            stats: Arc::clone(&stats),
             is_hlc,
             crossing: knows_others.map(|_| Arc::clone(&crossing)),
         });
         self.ports.push((vm, crossing));
+        self.stats.push(stats);
     }
 
     /// The host's clocks, for what is told next.
@@ -252,6 +257,12 @@ impl SimGate {
         let gate = self.lock();
         let queue = gate.queue(self.port(vm));
         queue.waiting.len() + queue.undecided.len()
+    }
+
+    /// Counters of a member's gate.
+    #[must_use]
+    pub fn counters(&self, vm: usize) -> GateSnapshot {
+        self.stats[self.port(vm)].snapshot()
     }
 
     /// Packets of a member that wait for C.

@@ -62,6 +62,8 @@ pub struct Daemon {
     pub link: LinkDriver,
     /// Its groups.
     pub groups: BTreeMap<usize, HostGroup>,
+    /// Last status that it has told, in the JSON form.
+    pub(crate) told: Option<serde_json::Value>,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -151,7 +153,7 @@ impl World {
         }
         note!(self, "daemon of host {host} starts, run {run}");
         let link = LinkDriver::new(host, vms.clone(), new, self.rng.number(), clocks.now);
-        self.hosts[host].daemon = Some(Daemon { run, link, groups });
+        self.hosts[host].daemon = Some(Daemon { run, link, groups, told: None });
         let after = self.rng.range(0..20 * MS);
         self.schedule.after(after, Event::Link { host, run });
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
@@ -279,7 +281,7 @@ impl World {
             let Ok(started) = start::follower(group, member) else { return Ok(false) };
             let StartedFollower { link, state, link_stats } = started;
             new.add(link, link_stats);
-            let loops = (Arc::default(), Arc::default());
+            let loops = (Arc::default(), Arc::default(), Arc::default());
             let ends = (port, messages, wake);
             let gated = (gate, control, pending);
             let mut member = MemberRun::new(run, channel, state, ends, gated, loops);
@@ -318,7 +320,7 @@ impl World {
             let pulse = owner.pulse.clone();
             Beating::new(settings, Watched::new(settings, is_alone, port, link, view, pulse))
         });
-        let loops = (owner.view.clone(), owner.stats.clone());
+        let loops = (owner.view.clone(), owner.stats.clone(), owner.pulse.clone());
         let (ports, gated) = ((port, messages, wake), (gate, control, pending.clone()));
         let mut member = MemberRun::new(run, channel, state, ports, gated, loops);
         member.beating = heartbeat;

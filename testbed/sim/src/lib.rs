@@ -23,7 +23,7 @@
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`], [`frames`] | what is simulated |
 //! | [`programs`] | the kernel programs on the interfaces of members |
 //! | [`faults`], `lying`, `lying_clients`, [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
-//! | [`oracle`], [`probe`], [`past`], `rot`, `repairing`, `status`, `travelling`, `snapshots`, [`failure`] | the checkers |
+//! | [`oracle`], [`probe`], [`past`], `rot`, `repairing`, `status`, `host_status`, `travelling`, `snapshots`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
 
@@ -49,6 +49,7 @@ pub mod guest;
 pub mod hearsay;
 mod homing;
 pub mod host;
+mod host_status;
 pub mod lan;
 pub mod link;
 pub mod local;

@@ -15,6 +15,7 @@ use tidelock_daemon_core::link::member::Member;
 use tidelock_daemon_core::link::port::ToLink;
 use tidelock_daemon_core::owner::ToOwner;
 use tidelock_daemon_core::stats::LinkStats;
+use tidelock_daemon_core::status::LinkHistory;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Attached, CopyState, Message};
@@ -29,6 +30,7 @@ pub struct LinkDriver {
     vms: Vec<usize>,
     link: HostLink<ToOwner>,
     stats: Vec<Arc<LinkStats>>,
+    history: LinkHistory,
     /// From the owner loops.
     pub inbox: VecDeque<(Channel, ToLink)>,
     conn: Option<ConnId>,
@@ -67,6 +69,7 @@ impl LinkDriver {
             vms,
             link: HostLink::new("the backup".to_owned(), hello, members, noise, now),
             stats,
+            history: LinkHistory::new(now),
             inbox: VecDeque::new(),
             conn: None,
             attempt: None,
@@ -88,6 +91,12 @@ impl LinkDriver {
     pub fn stats_of(&self, vm: usize) -> Option<&Arc<LinkStats>> {
         let nth = self.vms.iter().position(|other| *other == vm)?;
         self.stats.get(nth)
+    }
+
+    /// Past of the link, as status tells of it.
+    #[must_use]
+    pub fn history(&self) -> &LinkHistory {
+        &self.history
     }
 
     /// Whether the first message waits: the loop must look.
@@ -186,6 +195,9 @@ impl World {
     fn set_link_timer(&mut self, host: usize) {
         let now = self.host_now(host);
         let Some(daemon) = &mut self.hosts[host].daemon else { return };
+        if let Some(news) = daemon.link.link.news() {
+            daemon.link.history.follow(&news, now);
+        }
         let (run, deadline) = (daemon.run, daemon.link.link.deadline());
         if daemon.link.timer_at != Some(deadline) {
             daemon.link.timer_at = Some(deadline);

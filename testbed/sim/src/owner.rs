@@ -21,6 +21,7 @@ use tidelock_daemon::driver;
 use tidelock_daemon::nbd_tap::ConnectionId;
 use tidelock_daemon_core::activity::Standing;
 use tidelock_daemon_core::copy_job;
+use tidelock_daemon_core::heartbeat::Pulse;
 use tidelock_daemon_core::link::Refusal;
 use tidelock_daemon_core::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon_core::owner::Clocks;
@@ -168,6 +169,8 @@ pub struct MemberRun {
     pub(crate) unacked: VecDeque<(Seq, u64)>,
     /// What that cost at the start.
     pub(crate) left_bytes: u64,
+    /// Heartbeats, as its loop tells of them.
+    pub(crate) pulse: Arc<Pulse>,
     /// Its heartbeats, if it has any.
     pub(crate) beating: Option<Beating>,
     /// Production's.
@@ -667,7 +670,7 @@ impl MemberRun {
         state: MemberState<Memory>,
         (port, messages, wake): (Arc<OwnerPort<ToOwner>>, Receiver<ToOwner>, EventFd),
         (gate, control, pending): (Arc<SimGate>, Arc<NotedGate>, Arc<Pending>),
-        (view, owner_stats): (Arc<OwnerView>, Arc<OwnerStats>),
+        (view, owner_stats, pulse): (Arc<OwnerView>, Arc<OwnerStats>, Arc<Pulse>),
     ) -> Self {
         Self {
             run,
@@ -719,6 +722,7 @@ impl MemberRun {
             asks: None,
             unacked: VecDeque::new(),
             left_bytes: 0,
+            pulse,
             beating: None,
             verifications: Verifications::default(),
             looked: None,

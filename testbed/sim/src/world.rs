@@ -233,6 +233,8 @@ pub struct World {
     pub rng: Rng,
     /// Chance in the middle of planned switches: other seeds do not depend on it.
     pub(crate) switch_rng: Rng,
+    /// Chance by which somebody asks for a status: nothing else depends on it.
+    pub(crate) status_rng: Rng,
     /// Time.
     pub schedule: Schedule<Event>,
     /// What happened.
@@ -310,6 +312,7 @@ impl World {
             vms,
             rng,
             switch_rng: Rng::new(plan.switch_seed),
+            status_rng: Rng::new(!plan.switch_seed),
             schedule: Schedule::new(),
             trace: Trace::new(live_trace),
             plant,
@@ -423,6 +426,7 @@ impl World {
         self.notice_power();
         self.bury();
         self.notice_wakeups();
+        self.asks_status()?;
         self.check_bounds()
     }
 

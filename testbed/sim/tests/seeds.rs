@@ -57,6 +57,7 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     let at_least = Counts {
         probes: 500,
+        statuses: 10_000,
         recoveries: 20,
         copies: 100,
         pasts: 1_000,
@@ -202,6 +203,7 @@ const CAUGHT: &[(&str, u64, &[Checker])] = &[
     ("replied-before-written", 1, &[Tap]),
     ("room-forgotten", 2, &[ComesBack]),
     ("seeded-is-whole", 3, &[SitesEqual, Prefix, NoFalseSync]),
+    ("status-forgets-gap", 1, &[NoFalseSync]),
     ("strip-before-merge", 2, &[Tag, OutputCommit, Closed]),
     ("sum-covers", 19, &[OutputCommit]),
     ("switch-forgotten", 361, &[Fence, Switch]),

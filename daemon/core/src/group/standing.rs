@@ -5,6 +5,7 @@ use crate::owner::Phase;
 use crate::stats::LinkStats;
 use crate::status::group::Instant;
 use crate::status::{Facts, GroupSeen, GroupStatus, LagStatus, Risk, WriterFacts, assess};
+use tidelock_planted::Bug;
 
 impl GroupLoop {
     /// The status of the group: from what its loop sees, and what is seen beside it at the same moment. Logs what has
@@ -40,7 +41,7 @@ impl GroupLoop {
             };
             Some(WriterFacts {
                 phase: writer.phase,
-                gap: writer.gap,
+                gap: writer.gap.filter(|_| !tidelock_planted::is(Bug::StatusForgetsGap)),
                 is_superseded: writer.is_superseded,
                 heartbeat_lost: writer.heartbeat_lost,
                 differs: writer.differs,
