@@ -235,6 +235,7 @@ impl Surroundings for Host {
             committed: gate.committed.clone(),
             watermark: gate.watermark,
             is_applied: gate.is_applied,
+            lease_until: None,
         })
     }
 
