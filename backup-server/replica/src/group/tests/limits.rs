@@ -320,3 +320,61 @@ fn a_record_in_parts_that_finds_no_memory_is_refused_and_taken_later_from_its_be
     join(&mut group, OTHER, 2, LastRun::Unknown);
     assert_eq!(all_of_others().len(), 8);
 }
+
+#[test]
+fn checks_reach_to_the_end_of_a_disk_and_no_further() {
+    let refused = |message: Message| {
+        let mut group = whole(&Memory::new());
+        assert!(group.receive(at_ms(0), LINK, Frame::Control(LINK.channel, message)).is_none());
+        group.flush();
+        refusal(&group.take_outputs()).map(|(_, kind)| kind)
+    };
+    let disk = DiskId(0);
+    for (offset, len_bytes, is_inside) in [
+        (0, SIZE, true),
+        (SIZE - 1, 1, true),
+        (0, 0, false),
+        (SIZE, 0, false),
+        (0, SIZE + 1, false),
+        (SIZE, 1, false),
+        (SIZE - 1, 2, false),
+        (u64::MAX, 2, false),
+    ] {
+        let expected = (!is_inside).then_some(RefusalKind::Invalid);
+        let zero = Message::ZeroCheck { disk, offset, len_bytes };
+        assert_eq!(refused(zero), expected, "zeroes, {len_bytes} at {offset}");
+        let (len_bytes, digest) = (len_bytes as u32, [0; 32]);
+        let check = Message::DigestCheck { disk, offset, len_bytes, digest };
+        assert_eq!(refused(check), expected, "digest, {len_bytes} at {offset}");
+    }
+}
+
+#[test]
+fn an_attachment_is_judged_at_its_limits() {
+    let is_taken = |change: &dyn Fn(&mut Attach)| {
+        let mut attach = attach_message(1, 0, LastRun::Unknown);
+        change(&mut attach);
+        Group::create(Memory::new(), "host-a", &attach, at_ms(0), options()).is_ok()
+    };
+    let writers = |count: usize| {
+        move |attach: &mut Attach| {
+            let others = (1..count).map(|nth| format!("vm{nth}"));
+            attach.writers = std::iter::once("vm".to_owned()).chain(others).take(count).collect();
+            let tagging = Tagging { form: Form::Hlc, peers: Vec::new() };
+            attach.tagging = (count > 1).then_some(tagging);
+        }
+    };
+    for (count, taken) in [(0, false), (1, true), (64, true), (65, false)] {
+        assert_eq!(is_taken(&writers(count)), taken, "{count} writers");
+    }
+    let hour_ms = 3_600_000;
+    for (lease_ms, grace_ms, taken) in [
+        (hour_ms - 1, hour_ms, true),
+        (hour_ms, hour_ms, false),
+        (hour_ms, hour_ms + 1, false),
+        (10_000, hour_ms + 1, false),
+    ] {
+        let times = |attach: &mut Attach| (attach.lease_ms, attach.grace_ms) = (lease_ms, grace_ms);
+        assert_eq!(is_taken(&times), taken, "{lease_ms} {grace_ms}");
+    }
+}

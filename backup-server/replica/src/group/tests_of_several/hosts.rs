@@ -1,4 +1,4 @@
-//! What hosts say of themselves and of members without disks, and what the group says of them.
+//! Words of hosts on themselves and on members without disks, and the group's answers.
 
 use super::past::{T0, windowed};
 use super::*;
@@ -57,6 +57,10 @@ fn the_mode_of_a_member_is_what_its_host_has_said_last_also_after_a_restart() {
     let expected = [Some(Mode::Pipelined), Some(Mode::Async)];
     assert_eq!(modes(&group), expected);
     assert_eq!(modes(&reopen(&disk.crash(&mut || false))), expected);
+    // The mode is for people only: a full disk does no harm.
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    say(&mut group, 1, Message::ModeChanged { mode: Mode::Sync });
+    assert!(group.broken().is_none() && modes(&group)[1] == Some(Mode::Sync));
 }
 
 /// "web" has no disks. Its packets wait for C all the same.
@@ -85,7 +89,7 @@ fn a_member_without_disks_has_a_lease_on_its_newest_link_and_says_nothing_of_dis
     assert!(!beacon(&mut group, old, 4) && beacon(&mut group, new, 5));
     let attached = group.move_member(at_ms(0), "web", &host(3)).unwrap_err();
     assert!(matches!(attached, MoveError::Attached { .. }), "{attached}");
-    // Its mode is its host's affair; a writer's messages are not its own.
+    // The member's mode is its host's affair; a writer's messages are not its own.
     for (message, ends) in [
         (Message::ModeChanged { mode: Mode::Async }, false),
         (Message::ZeroCheck { disk: DiskId(0), offset: 0, len_bytes: 512 }, true),
@@ -96,10 +100,11 @@ fn a_member_without_disks_has_a_lease_on_its_newest_link_and_says_nothing_of_dis
         assert_eq!(refused.map(|(kind, _)| kind), ends.then_some(RefusalKind::Invalid));
     }
     assert!(!beacon(&mut group, new, 6));
-    // After a goodbye it has none, and may go elsewhere when its lease has ended.
+    // A goodbye ends the link; the member may go elsewhere when its lease has ended.
     attach(&mut group, new);
     let goodbye = Frame::Control(new.channel, Message::Detach { end: None });
     assert!(group.receive(at_ms(0), new, goodbye).is_none());
+    assert!(refused(&told(&group.take_outputs(), new)).is_none());
     assert!(!beacon(&mut group, new, 7));
     let waits = group.move_member(at_ms(1), "web", &host(3)).unwrap_err();
     assert!(matches!(waits, MoveError::Lease { .. }), "{waits}");
