@@ -35,7 +35,7 @@ impl World {
                 (!is_given_up).then(|| format!("host {host}: vms {waiting:?} have not drained"))
             })
         })?;
-        // What has no record is not drained: an operator, or production's patience, ends the daemon.
+        // Writes without a record are not drained: an operator, or production's patience, ends the daemon.
         for (host, run) in running {
             if self.has_run(host, run) {
                 self.ends_whole = Some(false);
@@ -79,7 +79,7 @@ impl World {
             });
         }
         *ends_whole = false;
-        // What guests write at last may be more than a backlog holds: then the stream stands.
+        // Guests may write more at last than a backlog holds: then the stream stands.
         let may_be = run.phase() == Phase::Replicating && run.poisoned.is_empty();
         check(!may_be, Checker::EndsCleanly, || {
             format!("vm {vm} does not end whole: {:?}", run.refusal)

@@ -35,7 +35,7 @@ impl Plant {
         Self::all().find(|plant| plant.name() == name)
     }
 
-    /// Its name: the variant's words in small letters, with hyphens.
+    /// Name of the bug: the variant's words in small letters, with hyphens.
     #[must_use]
     pub fn name(self) -> String {
         let variant = match self {

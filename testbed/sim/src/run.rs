@@ -14,7 +14,7 @@ use tidelock_replica::group::AtSizeMax;
 
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;
-/// What comes back has come back within this.
+/// Time within which everything has come back.
 const PATIENCE_S: u64 = 480;
 
 /// How to run.

@@ -22,7 +22,7 @@ fn report(outcome: &Outcome) -> String {
     )
 }
 
-/// What comes of each, in order.
+/// Results for each, in order.
 fn on_all_processors<T: Sync, R: Send>(all: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(BTreeMap::new());

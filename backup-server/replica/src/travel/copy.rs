@@ -91,7 +91,7 @@ pub struct Copy<D, I, F> {
     pub image: I,
     /// What is there.
     pub digests: Table<F>,
-    /// What is to be done with it.
+    /// Work that is to be done on it.
     pub plan: Plan,
 }
 

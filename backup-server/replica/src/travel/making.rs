@@ -1,8 +1,8 @@
 //! Making and moving snapshots: those that are made together, disk by disk in one pass, until all images are durable and
 //! that is on record.
 //!
-//! Whoever steps decides how fast that goes, in which thread, and when it ends: it is begun again from the records, and
-//! what the digests of an image say is kept.
+//! The caller of the steps decides how fast that goes, in which thread, and when it ends. Work that has ended early is begun
+//! again from the records, and keeps what the digests of an image say.
 
 use super::copy::{Copier, Copy, Done, Image, Plan, Raw};
 use super::digest::{self, Table};
@@ -13,10 +13,10 @@ use std::io;
 use thiserror::Error;
 use tidelock_storage::{Storage, StorageFile};
 
-/// What is written between two syncs.
+/// Bytes written between two syncs.
 const SYNC_BYTES: u64 = 256 << 20;
 
-/// Where snapshots are kept.
+/// Place where snapshots are kept.
 pub trait Images {
     /// An image.
     type Image: Image;
@@ -49,9 +49,9 @@ pub trait Images {
 pub struct Opened<I, F> {
     /// The image.
     pub image: I,
-    /// What is known to be in it.
+    /// Digests of what is in it, as far as is known.
     pub digests: Table<F>,
-    /// Nothing was there: it reads as zeroes.
+    /// True if it was made just now: it reads as zeroes.
     pub is_new: bool,
 }
 
@@ -91,12 +91,12 @@ pub struct Lost {
     pub why: String,
 }
 
-/// What one step has done.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// So many bytes of a disk were looked at.
     Looked(u64),
-    /// All are whole and on record.
+    /// Snapshots are all whole and on record.
     Whole,
 }
 
@@ -156,7 +156,7 @@ impl<F: StorageFile + Send + Sync, I: Images> Making<F, I> {
         Ok(Self { records, plans, left, copying: None, done: Done::default() })
     }
 
-    /// What was done so far.
+    /// Sum of what was done so far.
     #[must_use]
     pub fn done(&self) -> Done {
         let now = self.copying.as_ref().map_or(Done::default(), |copying| copying.copier.done());
@@ -205,7 +205,7 @@ impl<F: StorageFile + Send + Sync, I: Images> Making<F, I> {
         Ok(Copying { disk: name, copier: Copier::new(copies), views, synced_bytes: 0 })
     }
 
-    /// All of a disk is there.
+    /// Ends a disk, of which all images are there.
     fn close(&mut self, images: &mut I) -> io::Result<()> {
         let Some(Copying { disk: name, mut copier, .. }) = self.copying.take() else {
             return Ok(());
