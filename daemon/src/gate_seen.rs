@@ -20,7 +20,7 @@ pub fn gate_seen(
         held_bytes: gate.held_bytes,
         oldest_arrival: gate.oldest_arrival,
         released_packets: gate.released_packets,
-        // What the kernel programs let out, or drop, never comes to the queue.
+        // Packets that the kernel programs let out, or drop, never come to the queue.
         passed_packets: programs.covered
             + gate.passed_covered
             + gate.passed_pure_acks

@@ -17,9 +17,9 @@
 //! | `member`, `gate` | a member's, and its network cards' |
 //! | `writer`, `disks`, `activity`, `verify`, `heartbeat` | its disks' |
 //!
-//! What a group, a member, a writer or a gate is at an instant comes in as plain data (`GroupSeen` and so on) beside what
-//! the group's loop sees by itself ([`Surroundings`](crate::group::Surroundings));
-//! [`GroupLoop::status`](crate::group::GroupLoop::status) makes the status of it.
+//! Plain data say what a group, a member, a writer and a gate are at an instant (`GroupSeen` and so on), beside what the
+//! group's loop sees by itself ([`Surroundings`](crate::group::Surroundings)).
+//! [`GroupLoop::status`](crate::group::GroupLoop::status) makes the status of both.
 
 mod activity;
 mod detail;

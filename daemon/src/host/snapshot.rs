@@ -1,4 +1,4 @@
-//! What the daemon says of itself: the gate, the link and the members of each group as they are now, of which
+//! Status of the daemon: the gate, the link and the members of each group as they are now, of which
 //! [`tidelock_daemon_core::status`] makes the status.
 //!
 //! A monitor looks twice a second, so that a change of state is logged when it happens and the

@@ -239,7 +239,7 @@ fn mode_async_is_in_force_when_the_backup_has_heard_of_it() {
     }
 }
 
-/// What a driver sees beside the loop: no gate, and an owner loop of which nothing is told.
+/// Sight of a driver beside the loop: no gate, and an owner loop of which nothing is told.
 fn seen(awaits_adoption: bool) -> GroupSeen {
     let writer = WriterSeen {
         disks: Vec::new(),

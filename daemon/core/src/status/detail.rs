@@ -1,4 +1,4 @@
-//! The sentences of a group's status, for people: what its policy does, what hangs, fails or is refused, and what to do.
+//! Sentences of a group's status, for people: what its policy does, what hangs, fails or is refused, and what to do.
 
 use super::WriterSeen;
 use super::group::Instant;
@@ -39,7 +39,7 @@ pub(super) fn of_group(of: &Instant<'_>) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// What the policy does now, or why it cannot.
+/// Effect of the policy now, or why it has none.
 fn policy(of: &Instant<'_>) -> Option<String> {
     let GroupSettings { name, is_of_several, after_ms, .. } = of.settings;
     let policy = &of.seen.terms.when_unreachable;
@@ -78,7 +78,7 @@ fn policy(of: &Instant<'_>) -> Option<String> {
     }
 }
 
-/// What becomes of replies while, and after, guests are served without the backup.
+/// Fate of replies while, and after, guests are served without the backup.
 fn unreached(view: GroupView, members: &[Member]) -> Option<&'static str> {
     let mut writers = members.iter().filter_map(|member| member.writer.as_ref());
     let is_unrecorded = writers.any(|writer| writer.phase == Phase::Unrecorded);
@@ -161,7 +161,7 @@ fn differ(group: &str, verified: &Verified) -> String {
     )
 }
 
-/// Where a heartbeat is missing.
+/// Place at which a heartbeat is missing.
 fn missing(missing: Missing) -> &'static str {
     match missing {
         Missing::Owner => "a heartbeat is missing: this daemon's loop admits nothing",

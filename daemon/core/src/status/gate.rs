@@ -54,7 +54,7 @@ pub struct GateSeen {
     pub shut: Option<ShutWhy>,
     /// Packets that wait.
     pub held_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub held_bytes: u64,
     /// Arrival of the packet that waits longest.
     pub oldest_arrival: Option<MonoNanos>,
@@ -64,13 +64,13 @@ pub struct GateSeen {
     pub passed_packets: u64,
     /// Packets that were dropped.
     pub dropped_packets: u64,
-    /// How often its packet-filter rules were put back.
+    /// Number of times that packet-filter rules were put back.
     pub rules_restored: u64,
-    /// How often its rules were found changed, so that packets may have left unheld.
+    /// Number of times that rules were found changed, so that packets may have left unheld.
     pub may_have_left: u64,
-    /// Its rules are gone and no kernel programs stop packets: what is wrong, for people.
+    /// Rules are gone, and no kernel programs stop packets: what is wrong, for people.
     pub open_to_all: Option<String>,
-    /// There is an interface of that name.
+    /// True if an interface of that name exists.
     pub is_interface_there: bool,
     /// The reason why no kernel programs watch the interface, if none do.
     pub unwatched_because: Option<String>,

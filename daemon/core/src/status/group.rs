@@ -129,11 +129,11 @@ pub struct GroupTerms {
 /// A group on this host at one moment, beyond what its loop sees.
 #[derive(Clone, Debug)]
 pub struct GroupSeen {
-    /// Its configuration.
+    /// Configuration.
     pub terms: GroupTerms,
     /// The guest's disks are elsewhere still.
     pub awaits_adoption: bool,
-    /// Its members, in the order of [`Surroundings::members`](crate::group::Surroundings::members).
+    /// Members here, in the order of [`Surroundings::members`](crate::group::Surroundings::members).
     pub members: Vec<MemberSeen>,
 }
 

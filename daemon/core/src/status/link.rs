@@ -45,7 +45,7 @@ pub struct LinkTerms {
     pub backup: String,
     /// The link is encrypted, and both sides are authenticated.
     pub tls: bool,
-    /// How long this host's certificate is still valid; 0: it is not, or cannot be read. `None`: none is used.
+    /// Seconds for which this host's certificate is still valid; 0: it is not, or cannot be read. `None`: none is used.
     pub certificate_valid_s: Option<u64>,
 }
 

@@ -93,7 +93,7 @@ impl TaggingStatus {
 /// A member on this host at one moment, beyond what the loop of its group sees of it.
 #[derive(Clone, Debug)]
 pub struct MemberSeen {
-    /// What it does.
+    /// Roles in the group.
     pub roles: Vec<Role>,
     /// The epoch that its state file has.
     pub epoch: Epoch,
@@ -101,7 +101,7 @@ pub struct MemberSeen {
     pub gates: Vec<GateSeen>,
     /// Counters of the kernel programs at its interfaces; `None`: its packets are not tagged, or they cannot be read.
     pub tagging: Option<TaggingStatus>,
-    /// Its disks' side, if it is a writer.
+    /// Side of its disks, if it is a writer.
     pub writer: Option<WriterSeen>,
 }
 

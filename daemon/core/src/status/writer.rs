@@ -62,15 +62,15 @@ pub struct WriterStatus {
 /// A writer at one moment, beyond what the loop of its group sees of it.
 #[derive(Clone, Debug)]
 pub struct WriterSeen {
-    /// Its disks.
+    /// Disks.
     pub disks: Vec<DiskStatus>,
     /// The owner loop's numbers.
     pub stats: Arc<OwnerStats>,
     /// The owner loop's own account.
     pub view: Arc<OwnerView>,
-    /// Its heartbeats.
+    /// Heartbeats.
     pub pulse: Arc<Pulse>,
-    /// Its entry of C, as the link has heard.
+    /// Entry of C, as the link has heard.
     pub committed: Seq,
     /// The last verification on record.
     pub verified: Option<Verified>,
