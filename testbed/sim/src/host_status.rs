@@ -13,7 +13,7 @@ use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Mode;
 
 /// Somebody asks after one event of so many.
-const ONE_IN: u64 = 100;
+const ONE_IN: u64 = 800;
 /// Names of what only grows while a daemon runs, in the JSON form.
 const COUNTERS: [&str; 13] = [
     "connects",

@@ -57,7 +57,7 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     let at_least = Counts {
         probes: 500,
-        statuses: 10_000,
+        statuses: 2_000,
         recoveries: 20,
         copies: 100,
         pasts: 1_000,
