@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tidelock_testbed.counters import functions_of, ran
-from tidelock_testbed.coverage import c_functions_of, end_of, named_of, place_of
+from tidelock_testbed.coverage import Named, c_functions_of, end_of, named_of, place_of, table
 
 LIBRARY = """\
 pub fn called(
@@ -125,3 +125,15 @@ def test_a_folder_of_modules():
     assert place_of("daemon/src/lib.rs", crates) == ("daemon", "(files)")
     assert place_of("daemon/uring/src/ring.rs", crates) == ("daemon/uring", "(files)")
     assert place_of("netfilter/bpf/tag.h", crates) == ("netfilter/bpf", "")
+
+
+def test_the_sums_are_of_what_decides_and_of_all():
+    crates = ["daemon", "daemon/core"]
+    functions = [
+        Named("daemon/core/src/lib.rs", 1, "decides", 30, True),
+        Named("daemon/core/src/lib.rs", 31, "rests", 10, False),
+        Named("daemon/src/lib.rs", 1, "reads", 60, False),
+    ]
+    rows = [line.split() for line in table(crates, functions).splitlines()]
+    assert rows[-2] == ["crates", "without", "I/O", "40", "30", "75"]
+    assert rows[-1] == ["total", "100", "30", "30"]

@@ -5,6 +5,9 @@ nobody calls in the simulator's program are there, tests and the simulator's own
 lines from its signature to its closing brace, comments among them; closures and the bodies of async functions belong
 to the function around them, a function within a function is one of its own.
 
+The last row but one is of the crates that only decide (`scripts/check-rooms`): the others talk to the kernel, to peers
+and to other programs.
+
 Not counted: command lines, configuration, metrics, planted bugs, and what serves tests alone.
 """
 
@@ -14,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -217,17 +221,27 @@ def measured(seeds: int) -> tuple[list[str], list[Named]]:
     return [*crates, KERNEL_PROGRAMS], functions
 
 
+def crates_without_io() -> set[str]:
+    """The crates that only decide."""
+    return runpy.run_path(str(ROOT / "scripts" / "check-rooms"))["SANS_IO"]
+
+
+SUMS = ("crates without I/O", "total")
+
+
 def table(crates: list[str], functions: Iterable[Named]) -> str:
-    """Rows of lines: of each folder of modules, of each crate, of all."""
+    """Rows of lines: of each folder of modules, of each crate, of those that only decide, of all."""
     rows: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    decide = crates_without_io()
     for function in functions:
         crate, module = place_of(function.file, crates)
-        for row in {(crate, module), (crate, ""), ("total", "")}:
+        sums = {(name, "") for name in (SUMS if crate in decide else SUMS[1:])}
+        for row in {(crate, module), (crate, "")} | sums:
             rows[row][0] += function.lines
             rows[row][1] += function.lines * function.ran
     wide = max(len(crate) for crate, _ in rows), max(len(module) for _, module in rows)
     text = [f"{'crate':{wide[0]}}  {'modules':{wide[1]}}  {'lines':>6}  {'run':>6}  {'%':>3}"]
-    for (crate, module), (lines, run) in sorted(rows.items(), key=lambda row: (row[0][0] == "total", row[0])):
+    for (crate, module), (lines, run) in sorted(rows.items(), key=lambda row: (row[0][0] in SUMS, row[0])):
         shown = crate if not module else ""
         text.append(f"{shown:{wide[0]}}  {module:{wide[1]}}  {lines:6}  {run:6}  {100 * run / lines:3.0f}")
     return "\n".join(text)
