@@ -1,7 +1,6 @@
 //! The driver of the loops of groups ([`GroupLoop`]): a host as they see it, and the control API's orders.
 
 use super::launch::is_one_of_several;
-use super::snapshot::is_superseded;
 use super::{Host, HostGroup, HostMember, Writer};
 use crate::clock;
 use crate::config::Group;
@@ -158,18 +157,7 @@ impl HostMember {
 impl Writer {
     /// The owner loop, as it is now.
     pub(super) fn seen(&self) -> group::Writer {
-        group::Writer {
-            phase: self.view.phase(),
-            gap: self.view.gap(),
-            is_superseded: is_superseded(self),
-            heartbeat_lost: self.pulse.lost().is_some(),
-            may_answer_unreached: self.state.may_answer_unreached(),
-            failed_disk: self.view.trouble().failed_disks.first().cloned(),
-            differs: self.differs(),
-            published: self.view.published(),
-            durable: self.port.acked().0,
-            told: self.port.told(),
-        }
+        group::Writer::of(&self.view, &self.port, &self.state, &self.pulse)
     }
 }
 

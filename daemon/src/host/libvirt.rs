@@ -6,7 +6,7 @@
 //! this daemon. libvirt is asked through `virsh`, so the daemon needs no library of libvirt.
 
 use super::Host;
-use super::snapshot::{is_superseded, writers_of};
+use super::snapshot::writers_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -89,7 +89,7 @@ impl Exports for Host {
         group.is_some_and(|group| {
             let mut writers = writers_of(group);
             group.view().switched_at_unix_ms.is_some()
-                || writers.any(|w| w.view.phase() == Phase::Fenced && !is_superseded(w))
+                || writers.any(|w| w.view.phase() == Phase::Fenced && !w.seen().is_superseded)
         })
     }
 }

@@ -20,7 +20,6 @@ use tidelock_daemon_core::status::{
 };
 use tidelock_netfilter::gate::{Gate, MemberGate, MemberTagging, TaggingStats};
 use tidelock_netfilter::nfqueue::KernelCounters;
-use tidelock_protocol::message::RefusalKind;
 use tokio::sync::watch;
 
 /// How often the monitor looks.
@@ -181,11 +180,6 @@ impl HostMember {
 
 pub(super) fn writers_of(group: &HostGroup) -> impl Iterator<Item = &Writer> {
     group.members.iter().filter_map(|member| member.writer.as_ref())
-}
-
-/// A newer run of this host's daemon has the member.
-pub(super) fn is_superseded(writer: &Writer) -> bool {
-    writer.view.trouble().refusal.is_some_and(|of| of.kind == RefusalKind::Superseded)
 }
 
 fn gates_of<'a>(gate: Option<&'a Gate>, member: &HostMember) -> Vec<&'a MemberGate> {

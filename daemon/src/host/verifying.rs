@@ -22,11 +22,6 @@ impl Writer {
         let Self { port, view, link_stats: link, state, .. } = self;
         verifications::Writer { name, port, view, link, state }
     }
-
-    /// Whether the sites are known to differ.
-    pub(super) fn differs(&self) -> bool {
-        self.state.verified().is_some_and(|verified| verified.differs())
-    }
 }
 
 impl Host {

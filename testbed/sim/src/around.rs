@@ -1,6 +1,5 @@
 //! A simulated host, as production's loop of one of its groups ([`GroupLoop`]) sees it and acts on it.
 
-use crate::beating::Beating;
 use crate::failure::{Checked, Failure};
 use crate::host::CLOCK_LEAD_MS;
 use crate::owner::MemberRun;
@@ -20,7 +19,7 @@ use tidelock_daemon_core::status::{
     DiskStatus, GroupSeen, GroupStatus, GroupTerms, MemberSeen, Role, WriterSeen,
 };
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::{Form, Mode, RefusalKind};
+use tidelock_protocol::message::{Form, Mode};
 
 /// An operator who waits for a switch asks how far it is more often than that.
 const ASKED_WITHIN: Duration = Duration::from_millis(50);
@@ -190,22 +189,7 @@ impl Surroundings for Here<'_> {
             let run = of.run.as_ref().expect("it runs");
             let writer = plan.writer_id();
             let link = daemon.link.stats_of(*vm).expect("on this host").clone();
-            let is_poisoned = !run.poisoned.is_empty();
-            let written = writer.map(|_| Writer {
-                phase: run.phase(),
-                gap: run.view.gap(),
-                is_superseded: run
-                    .refusal
-                    .as_ref()
-                    .is_some_and(|of| of.kind == RefusalKind::Superseded),
-                heartbeat_lost: run.beating.as_ref().is_some_and(Beating::misses),
-                may_answer_unreached: run.state.may_answer_unreached(),
-                failed_disk: is_poisoned.then(|| ("d".to_owned(), "it fails".to_owned())),
-                differs: run.state.verified().is_some_and(|verified| verified.differs()),
-                published: run.view.published(),
-                durable: run.port.acked().0,
-                told: run.port.told(),
-            });
+            let written = writer.map(|_| Writer::of(&run.view, &run.port, &run.state, &run.pulse));
             Member { name: plan.name.clone(), link, control: run.control.clone(), writer: written }
         };
         self.vms.iter().map(member).collect()

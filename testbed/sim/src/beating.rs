@@ -67,11 +67,6 @@ impl Beating {
         Self { settings, watched, hangs: false, seen: None }
     }
 
-    /// True if a heartbeat is missed.
-    pub(crate) fn misses(&self) -> bool {
-        self.watched.pulse().lost().is_some()
-    }
-
     fn alarm_after_ns(&self) -> u64 {
         self.settings.alarm_after.as_nanos() as u64
     }

@@ -23,9 +23,11 @@ mod told;
 pub use switching::{SwitchError, SwitchState};
 
 use crate::degrade::{Degrade, Standing};
+use crate::heartbeat::Pulse;
 use crate::link::GateControl;
-use crate::link::port::ToLink;
-use crate::owner::{Clocks, Gap, Phase, ToOwner};
+use crate::link::port::{OwnerPort, ToLink};
+use crate::owner::{Clocks, Gap, OwnerView, Phase, ToOwner};
+use crate::state::MemberState;
 use crate::stats::LinkStats;
 use crate::status::Told;
 use crate::status::group::RiskHistory;
@@ -36,8 +38,9 @@ use std::time::Duration;
 use switching::Stage;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq};
-use tidelock_protocol::message::{Form, Mode, Policy};
+use tidelock_protocol::message::{Form, Mode, Policy, RefusalKind};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 use told::Telling;
 
 /// A group's settings, as far as its loop goes by them.
@@ -95,6 +98,32 @@ pub struct Writer {
     pub durable: Seq,
     /// C and the watermark as the backup has told them.
     pub told: (CountVector, Hlc),
+}
+
+impl Writer {
+    /// A member's owner loop as it shows itself, with what is on record of it.
+    pub fn of<S: Storage>(
+        view: &OwnerView,
+        port: &OwnerPort<ToOwner>,
+        state: &MemberState<S>,
+        pulse: &Pulse,
+    ) -> Self {
+        let trouble = view.trouble();
+        let is_superseded =
+            trouble.refusal.is_some_and(|refusal| refusal.kind == RefusalKind::Superseded);
+        Self {
+            phase: view.phase(),
+            gap: view.gap(),
+            is_superseded,
+            heartbeat_lost: pulse.lost().is_some(),
+            may_answer_unreached: state.may_answer_unreached(),
+            failed_disk: trouble.failed_disks.into_iter().next(),
+            differs: state.verified().is_some_and(|verified| verified.differs()),
+            published: view.published(),
+            durable: port.acked().0,
+            told: port.told(),
+        }
+    }
 }
 
 /// The gate of a group, as it is now.
