@@ -3,40 +3,8 @@
 mod clients;
 
 use super::*;
+use tidelock_daemon_core::owner::no_file::NoFile;
 use tidelock_protocol::ids::DiskId;
-
-#[derive(Debug)]
-struct NoFile;
-
-impl DiskFile for NoFile {
-    fn align_bytes(&self) -> u64 {
-        512
-    }
-
-    fn allows(&self, _: &[u8], _: u64) -> bool {
-        true
-    }
-
-    fn can_punch_hole(&self) -> bool {
-        true
-    }
-
-    fn can_zero_range(&self) -> bool {
-        true
-    }
-
-    fn extents(&self, _: Range<u64>, _: usize) -> io::Result<Vec<tidelock_uring::Extent>> {
-        Ok(Vec::new())
-    }
-
-    fn mark(&self) -> io::Result<String> {
-        Ok("no file".to_owned())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Sockets on which nothing arrives.
 #[derive(Debug, Default)]
@@ -69,7 +37,7 @@ impl Network for Silent {
 fn tap(network: &mut Silent) -> NbdTap<usize, NoFile> {
     let disk = |id| {
         let spec = DiskSpec { id: DiskId(id), name: format!("disk{id}"), size_bytes: 1 << 20 };
-        TapDisk::new(spec, NoFile, 512, 1).unwrap()
+        TapDisk::new(spec, NoFile::default(), 512, 1).unwrap()
     };
     let disks = vec![disk(0), disk(1)];
     let (pool, stats) = (BufPool::new(0), Arc::default());
@@ -114,7 +82,7 @@ fn a_handshake_that_takes_too_long_is_ended() {
 fn a_disk_knows_how_many_clients_may_have_it_open() {
     for connections in [1, 4] {
         let spec = DiskSpec { id: DiskId(0), name: "disk".into(), size_bytes: 1 << 20 };
-        let disk = TapDisk::new(spec, NoFile, 512, connections).unwrap();
+        let disk = TapDisk::new(spec, NoFile::default(), 512, connections).unwrap();
         assert_eq!(disk.connections_max(), connections);
         assert!(disk.has_place());
     }

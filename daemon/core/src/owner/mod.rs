@@ -23,6 +23,8 @@ mod gap;
 mod idling;
 mod local_op;
 mod logging;
+#[cfg(any(test, feature = "no-file"))]
+pub mod no_file;
 mod others;
 mod overflowing;
 mod replication;

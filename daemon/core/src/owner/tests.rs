@@ -2,7 +2,8 @@
 
 mod guests;
 
-use super::driver::{DiskFile, DiskOp, Driver, Taking, Timer};
+use super::driver::{DiskOp, Driver, Taking, Timer};
+use super::no_file::{NoFile, failing};
 use super::replication::Clocks;
 use super::{Owner, OwnerParts, PublishPending, Several};
 use crate::activity::ActivityLog;
@@ -25,58 +26,7 @@ use tidelock_protocol::ids::{DiskId, MonoNanos, WriterId};
 use tidelock_protocol::message::{DiskSpec, Mode};
 
 const DISK_BYTES: u64 = 1 << 20;
-const ALIGN_BYTES: u64 = 512;
-
-/// A file without content.
-#[derive(Debug, Default)]
-pub(super) struct NoFile {
-    pub(super) cannot_sync: AtomicBool,
-    pub(super) has_no_mark: AtomicBool,
-    cannot_punch_hole: AtomicBool,
-    cannot_zero_range: AtomicBool,
-    /// Pieces of its storage that a look finds, from its first byte on.
-    pieces: Mutex<Vec<tidelock_buffers::Extent>>,
-}
-
-fn failing(is_so: &AtomicBool) -> io::Result<()> {
-    match is_so.load(Relaxed) {
-        true => Err(io::ErrorKind::Other.into()),
-        false => Ok(()),
-    }
-}
-
-impl DiskFile for NoFile {
-    fn align_bytes(&self) -> u64 {
-        ALIGN_BYTES
-    }
-
-    fn allows(&self, data: &[u8], at: u64) -> bool {
-        at.is_multiple_of(ALIGN_BYTES) && data.len().is_multiple_of(ALIGN_BYTES as usize)
-    }
-
-    fn can_punch_hole(&self) -> bool {
-        !self.cannot_punch_hole.load(Relaxed)
-    }
-
-    fn can_zero_range(&self) -> bool {
-        !self.cannot_zero_range.load(Relaxed)
-    }
-
-    /// Two pieces at a time.
-    fn extents(&self, range: Range<u64>, _: usize) -> io::Result<Vec<tidelock_buffers::Extent>> {
-        let pieces = self.pieces.lock().unwrap();
-        let from = pieces.iter().filter(|piece| range.contains(&piece.offset));
-        Ok(from.take(2).copied().collect())
-    }
-
-    fn mark(&self) -> io::Result<String> {
-        failing(&self.has_no_mark).map(|()| "no file".to_owned())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        failing(&self.cannot_sync)
-    }
-}
+const CLOCKS: Clocks = Clocks { now: MonoNanos(1), wall_ms: 1_000_000 };
 
 /// An operation on a disk that a driver was asked for.
 #[derive(Debug)]
@@ -166,6 +116,10 @@ impl Driver for Recorder {
 
 /// A member with one disk.
 pub(super) fn owner(pending: Arc<dyn PublishPending>, several: Option<Several>) -> Owner<Recorder> {
+    Owner::new(parts(pending, several), Recorder::default(), CLOCKS)
+}
+
+fn parts(pending: Arc<dyn PublishPending>, several: Option<Several>) -> OwnerParts<NoFile> {
     let (port, _) = OwnerPort::new(Waker::noop().clone());
     let settings = Settings {
         writer: WriterId(0),
@@ -174,7 +128,7 @@ pub(super) fn owner(pending: Arc<dyn PublishPending>, several: Option<Several>) 
         lock_align_bytes: 512,
     };
     let spec = DiskSpec { id: DiskId(0), name: "disk".into(), size_bytes: DISK_BYTES };
-    let parts = OwnerParts {
+    OwnerParts {
         member: "web".into(),
         settings,
         disks: vec![(spec, NoFile::default())],
@@ -195,7 +149,5 @@ pub(super) fn owner(pending: Arc<dyn PublishPending>, several: Option<Several>) 
         has_log_file: false,
         backlog: None,
         left: None,
-    };
-    let clocks = Clocks { now: MonoNanos(1), wall_ms: 1_000_000 };
-    Owner::new(parts, Recorder::default(), clocks)
+    }
 }

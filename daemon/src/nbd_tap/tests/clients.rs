@@ -66,7 +66,7 @@ struct Tapped {
 impl Tapped {
     fn new(connections: usize, limits: Limits) -> Self {
         let spec = DiskSpec { id: DiskId(3), name: "root".into(), size_bytes: DISK_BYTES };
-        let disk = TapDisk::new(spec, NoFile, BLOCK as u32, connections).unwrap();
+        let disk = TapDisk::new(spec, NoFile::default(), BLOCK as u32, connections).unwrap();
         let (pool, stats) = (BufPool::new(0), Arc::<OwnerStats>::default());
         let tap = NbdTap::new("web".into(), vec![disk], pool, limits, stats.clone(), MonoNanos(1));
         let mut of = Self { tap, net: Sockets::default(), stats };
