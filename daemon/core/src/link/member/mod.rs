@@ -302,12 +302,6 @@ impl<T> Member<T> {
         self.attach.lease_ms
     }
 
-    /// Its number on the connection.
-    #[must_use]
-    pub fn channel(&self) -> Channel {
-        self.channel
-    }
-
     /// The backup receives bytes of this connection, and has nothing whole to answer yet.
     pub fn bytes_arrive(&self) {
         self.stats.bytes_arrive();
