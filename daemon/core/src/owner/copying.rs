@@ -590,6 +590,15 @@ mod tests {
         assert_eq!(phase(CopyState::Resyncing, None), Phase::Resyncing);
         assert_eq!(phase(CopyState::Whole, None), Phase::Replicating);
         assert_eq!(phase(CopyState::Resyncing, Some(CopyState::Whole)), Phase::Resyncing);
+        // Guests that have no records come before, and only as long as they have none.
+        for (why, phase) in
+            [(GapWhy::Unreached, Phase::Unrecorded), (GapWhy::BacklogFull, Phase::Overflowed)]
+        {
+            let mut copying = whole();
+            copying.stop_recording(why, 7);
+            assert_eq!(copying.phase(false, true), phase);
+            assert_eq!(copying.phase(true, true), Phase::Resyncing, "it is compared");
+        }
     }
 
     fn whole() -> Copying {
@@ -692,6 +701,7 @@ mod tests {
         assert!(!copying.wants_marker() && !copying.wants_more(CLOCKS.now));
         copying.go_on();
         copying.set_marker(Seq(10));
+        assert!(!copying.wants_more(CLOCKS.now));
         assert!(!copying.committed("db", Seq(9), CLOCKS.now) && copying.is_copying());
         assert!(copying.committed("db", Seq(10), CLOCKS.now));
         assert!(!copying.is_copying() && copying.is_whole());
@@ -704,10 +714,28 @@ mod tests {
         assert!(copying.is_below_share(0) && !copying.is_below_share(1), "one piece at least");
         copying.set_share(3 * PIECE_BYTES);
         assert!(copying.is_below_share(2) && !copying.is_below_share(3));
-        copying.next(CLOCKS.now).unwrap();
+        let (piece, _) = copying.next(CLOCKS.now).unwrap();
         assert!(copying.is_below_share(1) && !copying.is_below_share(2), "one is being read");
+        copying.copied(piece, CopyOutcome::Asked);
+        assert!(copying.is_below_share(1) && !copying.is_below_share(2), "or asked");
         copying.set_share(0);
         assert!(!copying.is_below_share(0));
+        let (_, mut copying) = first_copy(1 << 30, 2 * PIECE_BYTES, 8 * PIECE_BYTES);
+        copying.next(CLOCKS.now).unwrap();
         assert!(!copying.is_window_full(PIECE_BYTES - 1) && copying.is_window_full(PIECE_BYTES));
+    }
+
+    #[test]
+    fn a_copy_reads_no_more_than_its_rate() {
+        let second = MonoNanos(CLOCKS.now.0 + 1_000_000_000);
+        let bounds = Bounds { window_bytes: 4 << 20, rate_bytes_per_s: PIECE_BYTES };
+        let mut copying = Copying::new(bounds);
+        let whole = |_| vec![extent(0, 64 * PIECE_BYTES)];
+        copying.attached("db", CopyState::Empty, None, whole, CLOCKS.now);
+        while copying.wants_more(CLOCKS.now) {
+            let (piece, _) = copying.next(CLOCKS.now).unwrap();
+            copying.copied(piece, CopyOutcome::Sent);
+        }
+        assert!(copying.is_active() && copying.wants_more(second), "in a while it goes on");
     }
 }

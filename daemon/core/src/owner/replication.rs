@@ -134,7 +134,11 @@ pub fn is_settled(sequencer: &Sequencer) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy_job::Bounds;
     use crate::sequencer::{Action, Extent, RequestId, Settings};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, WriterId};
     use tidelock_protocol::message::Mode;
@@ -188,5 +192,53 @@ mod tests {
             "the write that waited"
         );
         assert_eq!(sequencer.last_seq(), Seq(9));
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A word that comes between the look at the words and the wish to be woken has woken nobody.
+    #[test]
+    fn the_word_that_somebody_waits_for_wakes_the_loop_also_if_it_came_before_the_wish() {
+        let wakes = |sequencer: &Sequencer, others, has_come| {
+            let woken = Arc::new(Woken::default());
+            let (port, _messages) = OwnerPort::<()>::new(woken.clone().into());
+            if has_come {
+                port.set_acked(Seq(8), Seq(8));
+            }
+            let copying = Copying::new(Bounds { window_bytes: 1 << 20, rate_bytes_per_s: 0 });
+            ask_for_acks(sequencer, &copying, &port, others);
+            let at_once = woken.0.load(Ordering::SeqCst);
+            port.set_acked(Seq(9), Seq(9));
+            (at_once, woken.0.load(Ordering::SeqCst) - at_once)
+        };
+        let mut idle = sequencer();
+        start(&mut idle);
+        let mut is_full = sequencer();
+        start(&mut is_full);
+        (0..2).for_each(|nth| write(&mut is_full, nth * 4096));
+        assert_eq!((is_full.waiting(), is_full.waiting_for_backup()), (1, 0));
+        let mut is_sync = sequencer();
+        is_sync.set_mode(Mode::Sync);
+        start(&mut is_sync);
+        write(&mut is_sync, 0);
+        while let Some(action) = is_sync.poll_action() {
+            if let Action::Write { op, .. } = action {
+                is_sync.written(op, Ok(()), CLOCKS.now, CLOCKS.wall_ms);
+            }
+        }
+        assert_eq!((is_sync.waiting(), is_sync.waiting_for_backup()), (0, 1));
+        for (sequencer, others, waits) in
+            [(&idle, false, 0), (&idle, true, 1), (&is_full, false, 1), (&is_sync, false, 1)]
+        {
+            assert_eq!(wakes(sequencer, others, false), (0, waits));
+            assert_eq!(wakes(sequencer, others, true), (waits, waits));
+        }
     }
 }

@@ -678,9 +678,11 @@ mod tests {
             assert!(on_disk_bytes <= most_bytes, "{on_disk_bytes} after {nth}");
         }
         assert!(find(&rig.files, &EXPECTED).is_err(), "the record that hangs is gone");
+        assert!(rig.backlog.lacks_some());
         rig.sequencer.written(hangs, Ok(()), NOW, 1);
         rig.write(301, true);
         assert!(find(&rig.files, &EXPECTED).is_ok(), "nothing hangs any more");
+        assert!(!rig.backlog.lacks_some());
     }
 
     /// Room is given back when the backup has what is there, so its word is asked for.

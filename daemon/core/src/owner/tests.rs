@@ -1,5 +1,7 @@
-//! A driver that carries out nothing, for tests of the loop. Guests' requests, step by step: `guests`.
+//! A driver that carries out nothing, for tests of the loop. Guests' requests, step by step: `guests`. The backup:
+//! `backup`.
 
+mod backup;
 mod guests;
 
 use super::driver::{DiskOp, Driver, Taking, Timer};

@@ -10,7 +10,7 @@ use tidelock_protocol::record::Payload;
 
 /// P as it was published.
 #[derive(Default)]
-struct Published(Mutex<Vec<u64>>);
+pub(super) struct Published(Mutex<Vec<u64>>);
 
 impl PublishPending for Published {
     fn publish(&self, seq: Seq, _: Hlc) {
@@ -25,13 +25,13 @@ fn started() -> Owner<Recorder> {
     of
 }
 
-fn ask(of: &mut Owner<Recorder>, id: u64, offset: u64, len_bytes: u64, op: GuestOp) {
+pub(super) fn ask(of: &mut Owner<Recorder>, id: u64, offset: u64, len_bytes: u64, op: GuestOp) {
     let extent = Extent { disk: DiskId(0), offset, len_bytes };
     of.ask(GuestIo { id: RequestId(id), extent, op });
     of.turn().unwrap();
 }
 
-fn write(len: usize, fua: bool) -> GuestOp {
+pub(super) fn write(len: usize, fua: bool) -> GuestOp {
     GuestOp::Write { data: Payload::new(vec![9; len].into()), fua }
 }
 
@@ -39,17 +39,17 @@ fn zero(no_hole: bool, only_if_fast: bool, fua: bool) -> GuestOp {
     GuestOp::Zero { no_hole, only_if_fast, fua }
 }
 
-fn next(of: &mut Owner<Recorder>) -> (DiskOp, Asked) {
+pub(super) fn next(of: &mut Owner<Recorder>) -> (DiskOp, Asked) {
     of.driver.asked.pop_front().expect("an operation on the disk")
 }
 
-fn ends(of: &mut Owner<Recorder>, op: DiskOp, result: io::Result<u32>) {
+pub(super) fn ends(of: &mut Owner<Recorder>, op: DiskOp, result: io::Result<u32>) {
     of.completed(op, result, None);
     of.turn().unwrap();
 }
 
 /// The read at hand brings so many bytes of this value.
-fn brings(of: &mut Owner<Recorder>, count: usize, byte: u8) -> (Range<usize>, u64) {
+pub(super) fn brings(of: &mut Owner<Recorder>, count: usize, byte: u8) -> (Range<usize>, u64) {
     let (op, Asked::Read { mut buf, range, at }) = next(of) else { panic!("no read") };
     buf.set_len(range.start);
     buf.extend_from_slice(&vec![byte; count]);
@@ -58,14 +58,14 @@ fn brings(of: &mut Owner<Recorder>, count: usize, byte: u8) -> (Range<usize>, u6
     (range, at)
 }
 
-fn answers(of: &mut Owner<Recorder>) -> Vec<(u64, Result<Vec<u8>, i32>)> {
+pub(super) fn answers(of: &mut Owner<Recorder>) -> Vec<(u64, Result<Vec<u8>, i32>)> {
     let answer = |(id, answer): (RequestId, Result<Bytes, DiskError>)| {
         (id.0, answer.map(|data| data.to_vec()).map_err(|error| error.0))
     };
     std::mem::take(&mut of.driver.answers).into_iter().map(answer).collect()
 }
 
-const DONE: Result<Vec<u8>, i32> = Ok(Vec::new());
+pub(super) const DONE: Result<Vec<u8>, i32> = Ok(Vec::new());
 
 #[test]
 fn a_read_is_of_whole_blocks_and_goes_on_until_it_has_all() {
