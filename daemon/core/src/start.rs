@@ -577,7 +577,7 @@ mod tests {
     use super::*;
     use crate::state::CleanMark;
     use tidelock_protocol::hlc::Hlc;
-    use tidelock_protocol::ids::Seq;
+    use tidelock_protocol::ids::{DiskId, Nonce, Seq};
 
     #[test]
     fn the_lasting_part_of_a_mark() {
@@ -630,6 +630,42 @@ mod tests {
             assert!(changed(not_clean, same, LAST_WRITE_MAX_S + 1), "long after the daemon's own");
         }
         assert!(!changed(ended, same, LAST_WRITE_MAX_S + 1), "the mark has the time");
+    }
+
+    /// The log names where the sites may differ; after a clean end that is nowhere.
+    #[test]
+    fn the_activity_log_is_of_a_clean_end_only_if_no_guest_was_served_since() {
+        let end = |clean, has_changed| last_end(&opened(clean), has_changed);
+        let (incarnation, epoch, seq) = (Incarnation(1), Epoch(1), Seq(5));
+        assert_eq!(end(Some(false), false), LastEnd::Clean { incarnation, epoch, seq });
+        for clean in [None, Some(true)] {
+            assert!(matches!(end(clean, false), LastEnd::Unclean { .. }));
+        }
+        for clean in [None, Some(true), Some(false)] {
+            assert_eq!(end(clean, true), LastEnd::UNKNOWN);
+        }
+    }
+
+    /// Segments of another run, group, member or disk are not this one's.
+    #[test]
+    fn a_backlog_on_disk_is_checked_with_a_key_of_the_run_and_of_all_that_it_is_for() {
+        let identity = |group: &str, member: &str, disk: &str, size_bytes| Identity {
+            group: group.into(),
+            member: member.into(),
+            disks: vec![(DiskId(0), disk.into(), size_bytes)],
+        };
+        let run = |nonce| RunId { number: Incarnation(1), nonce: Nonce(nonce, 2) };
+        let key = key_of(&identity("shop", "web", "root", 4096), run(1));
+        assert_eq!(key, key_of(&identity("shop", "web", "root", 4096), run(1)));
+        for (other, nonce) in [
+            (identity("shop", "web", "root", 4096), 2),
+            (identity("shopw", "eb", "root", 4096), 1),
+            (identity("shop", "db", "root", 4096), 1),
+            (identity("shop", "web", "data", 4096), 1),
+            (identity("shop", "web", "root", 8192), 1),
+        ] {
+            assert_ne!(key, key_of(&other, run(nonce)), "{other:?}");
+        }
     }
 
     #[test]

@@ -543,6 +543,12 @@ mod tests {
         state.ended_cleanly(Seq(1), Hlc::new(66_000, 9), Vec::new()).unwrap();
         let (_, third) = file(&disk).open(0).unwrap();
         assert_eq!(third.hlc_floor, Hlc::new(66_000, 9));
+        // Guests were served since, with times of their own.
+        let (mut state, third) = file(&disk).open(0).unwrap();
+        state.keep_served().unwrap();
+        let (_, fourth) = file(&disk).open(0).unwrap();
+        assert_eq!(fourth.hlc_floor, ceiling::floor_above(third.hlc_ceiling_ms));
+        assert!(fourth.hlc_floor > third.hlc_floor);
     }
 
     /// Nobody has looked since the first of these writes.
@@ -679,6 +685,7 @@ mod tests {
         replace(&disk, "group", "member.json", b"{").unwrap();
         let error = file(&disk).open(1).unwrap_err();
         assert!(matches!(error, StateError::Content { .. }), "{error}");
+        assert!(error.to_string().contains("group/member.json"), "{error}");
         let left = tidelock_storage::read_all(&disk, "group/member.json").unwrap();
         assert_eq!(left.unwrap(), b"{");
         let newer = r#"{"format":2,"epoch":0,"incarnation":1,"clean":null}"#;

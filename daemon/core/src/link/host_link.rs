@@ -294,6 +294,8 @@ impl<T> HostLink<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidelock_protocol::ids::Seq;
+    use tidelock_protocol::sender::SenderError;
 
     const BEGUN: MonoNanos = MonoNanos(1_000_000);
 
@@ -349,10 +351,30 @@ mod tests {
         let mut link = link();
         link.connected(BEGUN);
         assert!(!link.output().unwrap().is_empty() && link.out_bytes() > 1);
-        assert!(!link.is_finished());
+        assert!(!link.is_finished() && !link.is_ending());
         link.owners_gone();
-        assert!(!link.is_finished());
+        assert!(!link.is_finished() && link.is_ending());
         link.output().unwrap().clear();
         assert!(link.is_finished());
+    }
+
+    /// Words that cannot be true are not believed, and the next connection may bring others. A stream that does not fit
+    /// is for a new run, which compares the sites.
+    #[test]
+    fn a_backup_that_cannot_be_believed_is_asked_again_and_a_stream_that_does_not_fit_ends_the_run()
+    {
+        let member = || "db".to_owned();
+        let lost = |error| {
+            let mut link = link();
+            link.news();
+            let lost = link.lost(ConnectionError::Member(error), BEGUN);
+            let Some(LinkState::Down { retry_at, .. }) = link.news() else { panic!("{lost:?}") };
+            assert_eq!(retry_at.is_none(), lost.is_err());
+            lost.is_err()
+        };
+        assert!(!lost(MemberError::Unexpected { member: member(), what: "lease" }));
+        let (durable, sent) = (Seq(5), Seq(4));
+        let source = SenderError::Unsent { durable, sent };
+        assert!(lost(MemberError::Stream { member: member(), source }));
     }
 }

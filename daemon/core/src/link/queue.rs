@@ -324,6 +324,7 @@ mod tests {
     use crate::sequencer::RECORD_OVERHEAD_BYTES;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
+    use tidelock_protocol::limits::WHOLE_RECORD_MAX_BYTES;
     use tidelock_protocol::record::DiskChange;
     use tidelock_protocol::record::{Effect, Payload};
     use tidelock_protocol::vector::CountVector;
@@ -561,6 +562,8 @@ mod tests {
             b.admit(10);
             b.restart(10);
             assert_eq!(b.queue.last_run(), LastRun::Continues { from: Seq(1) });
+            assert!(b.sent().is_empty());
+            assert_eq!(b.meter.spilled(), 10, "nothing is read back before the attachment");
             b.admit(3);
             let sent = b.all_from(durable);
             assert_eq!(sent, (durable + 1..=13).collect::<Vec<_>>());
@@ -598,6 +601,34 @@ mod tests {
             let rest = (b.meter.spilled(), b.meter.held_bytes(), b.queue.backlog_bytes());
             assert_eq!(rest, (0, 0, 0));
         }
+    }
+
+    /// The backup has such a record with its last part, not before.
+    #[test]
+    fn large_records_that_an_earlier_process_has_sent_may_become_durable_late() {
+        const LARGE_BYTES: u64 = 5 * WHOLE_RECORD_MAX_BYTES as u64;
+        let dir = tempfile::tempdir().unwrap();
+        let files = Directory::at(dir.path());
+        let mut journal =
+            Journal::begin(files.clone(), 1 << 30, Incarnation(1), [0; 16], [0; 32]).unwrap();
+        let append = |seq| {
+            let mut large = record(seq);
+            let data = vec![seq as u8; LARGE_BYTES as usize];
+            large.body.effect = Effect::Write(Payload::new(data.into()));
+            journal.append(&large, || Seq(seq)).unwrap()
+        };
+        let at = (1..=3).map(append).min().unwrap();
+        let meter = Arc::new(Meter::new(1 << 30));
+        meter.spill(3);
+        let left = Spilled { at, first: Seq(1), last: Seq(3), payload_bytes: 3 * LARGE_BYTES };
+        let mut queue = Queue::left(left, Arc::new(OnDisk { files, meter: meter.clone() }));
+        queue.attached(Seq(0), None).unwrap();
+        for durable in [1, 3] {
+            queue.committed(Seq(durable)).unwrap();
+            assert_eq!(queue.durable(), Seq(durable));
+            assert_eq!(queue.backlog_bytes(), (3 - durable) * LARGE_BYTES);
+        }
+        assert_eq!((meter.spilled(), meter.held_bytes()), (0, 0));
     }
 
     /// The disk fails in an outage: what comes then is in memory, behind what is on disk.

@@ -1,7 +1,9 @@
 //! Attachments: where the stream goes on, with a backup of this version or an older one, and what ends it.
 
 use super::*;
-use crate::link::connection::{Connection, ConnectionError, Hello};
+use crate::link::LinkState;
+use crate::link::connection::{Connection, ConnectionError, Hello, hear};
+use crate::link::host_link::HostLink;
 use tidelock_protocol::message::PROTOCOL;
 
 #[test]
@@ -153,6 +155,25 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
         b.member.beacon(NOW, &mut out);
     }
     assert!(out.is_empty(), "a fenced member does not ask again");
+}
+
+/// A server that stops is back soon. Whatever else it is, somebody has to act first.
+#[test]
+fn a_member_that_is_refused_again_and_again_lets_more_and_more_beacons_pass() {
+    let growing = [0, 1, 3, 7, 15, 15];
+    for (kind, passed) in [(RefusalKind::Mismatch, growing), (RefusalKind::Stopping, [0; 6])] {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        for passes in passed {
+            b.member.receive(Message::Refused { kind, reason: "why".into() }, NOW).unwrap();
+            let asks = |_: &usize| {
+                let mut out = BytesMut::new();
+                b.member.beacon(NOW, &mut out);
+                !out.is_empty()
+            };
+            assert_eq!((0..20).find(asks), Some(passes), "{kind:?}");
+        }
+    }
 }
 
 /// The backup may have been reverted to a copy that knows nothing of the recovery.
@@ -368,4 +389,36 @@ fn a_member_that_awaits_its_adoption_is_not_attached() {
     b.member.await_adoption();
     assert!(adopt(&mut b).is_empty() && !b.member.awaits_adoption());
     assert_eq!(b.connect(), UNCLEAN);
+}
+
+/// A connection is of no use to members that await their adoption: none of them says anything.
+#[test]
+fn a_host_makes_no_connection_before_one_of_its_groups_is_adopted() {
+    let members = [(); 2].map(|()| {
+        let mut member = bench(LastRun::Unknown).member;
+        member.await_adoption();
+        member
+    });
+    let hello = Hello { host: "h".to_owned(), software: "s".to_owned() };
+    let mut link = HostLink::new("backup".into(), hello, Vec::from(members), 7, NOW);
+    for _ in 0..3 {
+        assert!(!link.wants_connection());
+        assert!(matches!(link.news(), Some(LinkState::Down { retry_at: None, .. }) | None));
+        link.tick(link.deadline()).unwrap();
+    }
+    link.owner_says(Channel(2), ToLink::Adopted).unwrap();
+    link.tick(link.deadline()).unwrap();
+    assert!(link.wants_connection());
+}
+
+/// A slow link is not a dead one: the watch over heartbeats counts on it.
+#[test]
+fn a_backup_that_receives_a_large_record_is_heard_by_every_member() {
+    let benches = [bench(LastRun::Unknown), bench(LastRun::Unknown)];
+    let stats = benches.each_ref().map(|b| b.stats.clone());
+    let mut members = benches.map(|b| b.member);
+    for count in 1..=2 {
+        hear(Frame::Control(Channel(0), Message::Arriving), &mut members, NOW, 1).unwrap();
+        assert_eq!(stats.each_ref().map(|stats| stats.arrivals()), [count; 2]);
+    }
 }
