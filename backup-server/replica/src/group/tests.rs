@@ -255,9 +255,14 @@ fn nothing_is_acknowledged_before_the_sync_and_repetitions_do_no_harm() {
 
 #[test]
 fn gaps_other_epochs_and_foreign_extents_end_the_link() {
-    let cases: [(&str, Record, RefusalKind); 4] = [
+    let cases: [(&str, Record, RefusalKind); 5] = [
         ("gap", write(5, 0, 0, 1), RefusalKind::Invalid),
         ("epoch", Record { epoch: Epoch(9), ..write(4, 0, 0, 1) }, RefusalKind::Invalid),
+        (
+            "an epoch that has ended",
+            Record { epoch: Epoch(0), ..write(4, 0, 0, 1) },
+            RefusalKind::Fenced,
+        ),
         ("extent", write(4, SIZE, 0, 1), RefusalKind::Invalid),
         (
             "disk",

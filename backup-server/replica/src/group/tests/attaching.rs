@@ -267,6 +267,23 @@ fn strangers_and_other_shapes_are_refused() {
 }
 
 #[test]
+fn a_creation_that_was_cut_short_anywhere_is_begun_anew() {
+    for at in 0.. {
+        let disk = Memory::new();
+        disk.set_faults(Faults { power_off_at: Some(at), ..Faults::default() });
+        if create(&disk).is_ok() {
+            assert!(at > 5);
+            break;
+        }
+        for persists in [true, false] {
+            let left = disk.crash(&mut || persists);
+            let exists = Group::open(left.clone(), at_ms(0), options()).unwrap().is_some();
+            assert!(exists || create(&left).is_ok(), "cut at {at}, {persists}");
+        }
+    }
+}
+
+#[test]
 fn a_lost_manifest_never_makes_the_next_attachment_erase_the_data() {
     let disk = Memory::new();
     drop(whole(&disk));

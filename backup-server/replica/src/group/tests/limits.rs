@@ -46,8 +46,10 @@ fn at_the_limit_of_unfolded_bytes_the_group_stalls_and_comes_back() {
     let mut group = whole(&disk);
     group.options.unfolded_max_bytes = group.unfolded_bytes() + 3000;
     let pin = group.pin().unwrap();
+    assert!(!pin.is_revoked());
     let mut next = 4;
     while !pin.is_revoked() {
+        assert!(group.unfolded_bytes() < group.options.unfolded_max_bytes);
         assert!(send(&mut group, LINK, write(next, 0, 1, 500)));
         group.flush();
         next += 1;
@@ -61,6 +63,11 @@ fn at_the_limit_of_unfolded_bytes_the_group_stalls_and_comes_back() {
         next += 1;
         assert!(next < 20, "it must stall");
     }
+    // An export that begins now must not keep it so.
+    let late = group.pin().unwrap();
+    group.check_unfolded();
+    assert!(late.is_revoked());
+    drop(late);
     assert!(!send(&mut group, LINK, write(next, 0, 1, 500)), "it comes back to the caller");
     let told = |outputs: &[Output], stalled: bool| {
         outputs.iter().any(|output| {

@@ -156,6 +156,21 @@ fn a_recovery_without_room_is_on_record_when_there_is() {
     assert_eq!(reopen(&disk.crash(&mut || false)).recovery(), Some(recovery));
 }
 
+/// Records that the sync makes durable are of the epoch before.
+#[test]
+fn a_sync_that_was_begun_before_a_recovery_acknowledges_nothing_when_it_ends() {
+    let mut group = whole(&Memory::new());
+    send(&mut group, LINK, write(4, 0, 4, 10));
+    let job = group.begin_sync().unwrap();
+    let how = RecoverHow { primary_declared_dead: true, point: None, accepts_damage: false };
+    let begun = group.try_recover(at_ms(0), how, true);
+    assert!(matches!(begun, Err(RecoverError::NotYet(_))), "{begun:?}");
+    group.synced(job.run());
+    assert_eq!(group.committed().get(WRITER), Seq(3));
+    let recovery = group.recover(at_ms(0), true).unwrap();
+    assert_eq!((recovery.writers[0].recovered, recovery.writers[0].left_out), (Seq(3), 1));
+}
+
 /// The host's clock is off by decades: a difference of two sites' clocks was told as time for which writes were lost.
 #[test]
 fn the_recovered_moment_is_told_by_the_clock_of_this_site() {

@@ -214,8 +214,9 @@ fn a_damaged_header_costs_the_times_of_its_segment_and_without_an_index_what_is_
     while fold(&mut group, at_ms(1000)) {}
     let folded = check(&mut group, 60);
     assert!(folded.before > seen.before && folded.refused > 0, "{folded:?}");
+    group.tend_damage(at_ms(900_000));
+    assert!(!group.damage.is_due && !group.latest_damaged().is_empty());
     writes_all_slots(&mut group, 60);
-    group.damage.is_due = true;
     group.tend_damage(at_ms(1_000_000));
     assert!(group.latest_damaged().is_empty() && group.is_recoverable());
 }

@@ -108,14 +108,27 @@ fn what_waits_for_room_is_bounded() {
 fn a_member_that_is_removed_is_forgotten() {
     let disk = Memory::new();
     let mut group = two(&disk);
-    tell(&mut group, 0, HOLDS);
-    tell(&mut group, 1, HOLDS);
+    let shape = Shape { writers: 2, form: Form::Vector };
+    for writer in 0..2 {
+        tell(&mut group, writer, HOLDS);
+        group.connection_lost(link(writer).connection);
+        let run = shape.writer(writer, 1, LastRun::Continues { from: Seq(2) });
+        attach(&mut group, at_ms(0), &Attach { machine: shape.follower().machine, ..run });
+    }
+    let known = |group: &Group<Memory>| {
+        let members = &group.state().members;
+        [
+            members.policies.keys().cloned().collect::<Vec<_>>(),
+            members.machines.keys().cloned().collect(),
+        ]
+    };
     group.forget_strangers();
-    assert_eq!(group.state().members.policies.len(), 2, "both are members");
+    let both = vec!["a".to_owned(), "b".to_owned()];
+    assert_eq!(known(&group), [both.clone(), both], "both are members");
     leave(&mut group, 1);
     group.remove("b").unwrap();
-    let kept = reopen(&disk.crash(&mut || false)).policies().clone();
-    assert_eq!(kept.into_keys().collect::<Vec<_>>(), ["a"]);
+    let a = vec!["a".to_owned()];
+    assert_eq!(known(&reopen(&disk.crash(&mut || false))), [a.clone(), a]);
 }
 
 #[test]
@@ -238,6 +251,10 @@ fn a_recovery_says_what_may_have_been_told_without_it() {
         let first = group.recover(at_ms(90_000), false).unwrap().exposed;
         let again = reopen(&disk.crash(&mut || false)).recovery().unwrap().exposed;
         assert_eq!(first, again, "asked again, by another process");
+        // The time after which a member degrades is told of one that has, or that may have.
+        let is_waited_for =
+            |of: &&Exposure| of.since_unix_ms.is_some_and(|ms| ms == 777) || !of.is_known;
+        assert!(first.iter().filter(is_waited_for).all(|of| of.after_ms == Some(AFTER_MS)));
         let brief = |e: &Exposure| (e.member.clone(), e.is_known, e.since_unix_ms);
         first.iter().map(brief).collect::<Vec<_>>()
     };

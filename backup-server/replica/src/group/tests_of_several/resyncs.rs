@@ -306,3 +306,22 @@ fn a_refusal_takes_only_from_the_refused_member_what_waits_for_a_sync() {
     assert_eq!(floors(&outputs, 0), [vector(&[9])]);
     assert!(floors(&outputs, 1).is_empty() && refused(&told(&outputs, link(1))).is_some());
 }
+
+#[test]
+fn a_writer_that_never_was_here_is_not_waited_for() {
+    let form = Form::Vector;
+    let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let shape = Shape { writers: 2, form };
+    let mut group = shape.create(&Memory::new()).unwrap();
+    attach(&mut group, at_ms(0), &shape.writer(0, 1, LastRun::Unknown));
+    group.attach(at_ms(0), web, "host-3", &shape.follower());
+    let frame = Frame::Control(web.channel, Message::AskFloor { mark: 12, everyone: false });
+    assert!(group.receive(at_ms(0), web, frame).is_none());
+    let said = told(&group.take_outputs(), link(0));
+    let Some(Message::Sound { id }) = said.last() else { panic!("{said:?}") };
+    say(&mut group, 0, Message::Sounded { id: *id, pending: vector(&[3]), hlc: Hlc(0) });
+    group.flush();
+    let said = told(&group.take_outputs(), web);
+    let floor = |m: &Message| matches!(m, Message::FloorIs { mark: 12, pending, .. } if *pending == vector(&[3]));
+    assert!(said.iter().any(floor), "{said:?}");
+}
