@@ -11,7 +11,9 @@ use crate::history::At;
 use std::collections::BTreeSet;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, Seq, WriterId};
-use tidelock_protocol::message::{DiskSpec, LastRun, Message, Mode, Role, Writing};
+use tidelock_protocol::message::{
+    Basis, CleanEnd, CopyState, DiskSpec, LastRun, LogAge, Message, Mode, Role, Writing,
+};
 use tidelock_protocol::record::{DiskChange, Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
@@ -410,6 +412,37 @@ fn an_attachment_waits_for_what_the_run_has_sent_before() {
     assert_eq!(attached, Some(Seq(2)));
 }
 
+/// The end says that the sites are equal: a start that is judged before it would compare them.
+#[test]
+fn a_run_is_attached_when_the_end_of_the_one_before_is_on_record() {
+    let mut of = Looped::new();
+    let end = CleanEnd { seq: Seq(1), marks: Vec::new() };
+    let frame = |message| Frame::Control(LINK.channel, message);
+    let logged = Message::Logged(LogAge { file: 1, number: 1 });
+    let frames = [Message::Begun, logged, Message::Detach { end: Some(end) }].map(frame).into();
+    of.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
+    of.sent();
+    let mut attach = attach();
+    let run = attach.writing_mut().unwrap();
+    run.before = Some(run.run());
+    (run.incarnation, run.nonce) = (Incarnation(2), Nonce(2, 0));
+    run.last_run = LastRun::Clean { seq: Seq(1), served: false };
+    let (link, outbox) = (Link { connection: ConnectionId(2), ..LINK }, Arc::clone(&of.outbox));
+    let (host, room) = ("host-a".to_owned(), Taken::default());
+    of.host(0, HostEvent::Attach { link, host, attach, outbox, room });
+    let attached = |of: &Looped| {
+        let stream = |message| match message {
+            Message::Attached(attached) => attached.stream.map(|of| (of.copy, of.basis)),
+            _ => None,
+        };
+        of.sent().into_iter().find_map(stream)
+    };
+    of.turn_alone(0);
+    assert_eq!(attached(&of), None);
+    of.turn(0);
+    assert_eq!(attached(&of), Some((CopyState::Whole, Basis::Clean)));
+}
+
 #[test]
 fn a_removal_waits_for_its_note_and_guests_for_their_flushes() {
     let mut of = Looped::new();
@@ -510,6 +543,14 @@ fn a_look_at_the_past_waits_for_what_has_arrived_and_not_for_what_comes_later() 
     assert!(of.driver.sync.is_some(), "that of the later record");
     let newest = of.state.group().unwrap().history().unwrap().resolve(&At::Latest).unwrap();
     assert_eq!(newest.cut.get(WriterId(0)), Seq(2));
+}
+
+#[test]
+fn a_look_at_the_past_does_not_wait_for_room() {
+    let mut of = without_room();
+    of.order(0, 1, Order::Settle);
+    of.turn(1_000);
+    assert!(matches!(&*of.driver.answers, [(1, Answer::Settled)]), "{:?}", of.driver.answers);
 }
 
 #[test]

@@ -142,3 +142,19 @@ fn a_fold_that_has_failed_is_tried_again_after_a_while() {
     of.turn(hour_ms + RETRY_MS);
     assert_eq!(folds(&mut of), 1);
 }
+
+/// Tickets are of an opening.
+#[test]
+fn an_order_that_was_not_on_record_when_the_group_failed_is_carried_out_again() {
+    let mut of = Looped::new();
+    let order = set(&of, 1);
+    let power_off_at = Some(of.driver.disk.ops());
+    of.driver.disk.set_faults(Faults { power_off_at, ..Faults::default() });
+    of.order(0, 1, order);
+    assert!(of.state.broken_because().is_some() && of.driver.answers.is_empty());
+    of.driver.disk.set_faults(Faults::default());
+    of.turn(RETRY_MS);
+    let answers = &*of.driver.answers;
+    assert!(matches!(answers, [(1, Answer::Marked(Ok(_)))]), "{answers:?}");
+    assert_eq!(of.state.group().unwrap().marks().len(), 1);
+}
