@@ -85,5 +85,7 @@ fn a_disk_knows_how_many_clients_may_have_it_open() {
         let disk = TapDisk::new(spec, NoFile::default(), 512, connections).unwrap();
         assert_eq!(disk.connections_max(), connections);
         assert!(disk.has_place());
+        let features = disk.exports.as_slice()[0].features;
+        assert_eq!(features.multi_conn, connections > 1, "a second one is asked for by this");
     }
 }

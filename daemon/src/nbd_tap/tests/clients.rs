@@ -373,6 +373,25 @@ fn a_send_that_fails_ends_the_connection_and_one_that_comes_short_goes_on() {
     assert_eq!((&of.net.hung_up[..], of.connections()), (&[0][..], 0));
 }
 
+/// The kernel still reads from the buffers of a send that is under way.
+#[test]
+fn a_connection_that_breaks_is_kept_until_its_send_has_ended() {
+    let mut of = Tapped::new(1, Limits::OF_DISK);
+    let (id, _) = of.client(0);
+    of.asks(id, &request(cmd::FLUSH, 0, 1, 0, 0));
+    let asked = of.asked();
+    of.done(&asked[0]);
+    of.tap.send_replies(&mut of.net);
+    let (buf, ..) = of.net.receives.remove(&id).unwrap();
+    of.tap.received(&mut of.net, id, Err(io::ErrorKind::ConnectionReset.into()), buf);
+    of.tap.send_replies(&mut of.net);
+    assert!(of.net.hung_up.is_empty() && of.connections() == 1);
+    let (_, bufs) = of.net.sends.pop().unwrap();
+    of.tap.sent(id, Ok(4), bufs);
+    assert!(of.flush().is_empty());
+    assert_eq!((&of.net.hung_up[..], of.connections()), (&[0][..], 0));
+}
+
 #[test]
 fn a_client_that_breaks_the_protocol_is_read_no_more() {
     let mut of = Tapped::new(1, Limits::OF_DISK);

@@ -119,7 +119,7 @@ fn what_a_recovery_leaves_out_is_not_passed_by_the_fold_before_it_is_on_record()
     assert_eq!(group.unfolded_bytes(), 0);
 }
 
-/// A guest that runs on gives out the seqs anew which some of that waited for.
+/// A guest that runs on gives out anew the seqs of what is left out.
 #[test]
 fn what_a_recovery_has_left_out_is_out_also_when_the_group_is_opened_again() {
     let disk = Memory::new();
@@ -127,13 +127,13 @@ fn what_a_recovery_has_left_out_is_out_also_when_the_group_is_opened_again() {
     send(&mut group, record(1, 2, 20, &[(0, 2)]));
     group.flush();
     group.recover(at_ms(0), true).unwrap();
-    let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+    let key = DiskKey { writer: WriterId(1), disk: DiskId(0) };
     for seq in 2..5 {
         let data = GuestEffect::Write(vec![seq; 64].into());
         assert!(group.guest_write(at_ms(1), key, 0, data));
         group.flush();
         let reopened = reopen(&disk.crash(&mut || false));
-        assert_eq!(group.cut.cut(), &vector(&[seq.into(), 1]));
+        assert_eq!(group.cut.cut(), &vector(&[1, seq.into()]));
         assert_eq!(reopened.cut.cut(), group.cut.cut());
     }
 }
