@@ -74,9 +74,11 @@ impl Rotten {
                 }
                 _ => format!("journal/{}", segment.file_name()),
             };
-            let Ok(size_bytes) = disk.open(&path).and_then(|file| file.size_bytes()) else {
+            // A file that was just made may be empty.
+            let size_bytes = disk.open(&path).and_then(|file| file.size_bytes()).unwrap_or(0);
+            if size_bytes == 0 {
                 continue;
-            };
+            }
             let at = self.rng.below(size_bytes);
             disk.flip(&path, at);
             if path.ends_with(&segment.file_name()) {
