@@ -5,7 +5,7 @@ use crate::stats::ActivityStats;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the sites may differ, and what a crash now would cost.
+/// Place where the sites may differ, and what a crash now would cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActivityStatus {
     /// What a resync would look at after a crash now.
@@ -22,7 +22,7 @@ pub struct ActivityStatus {
     pub misses: u64,
     /// Transactions written.
     pub transactions: u64,
-    /// How often the map was full of what the backup did not have, and was given up.
+    /// Number of times that the map was full of what the backup did not have, and was given up.
     pub overflows: u64,
 }
 

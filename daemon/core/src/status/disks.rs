@@ -12,13 +12,13 @@ use tidelock_protocol::ids::MonoNanos;
 /// A request that a local disk has not answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskHangStatus {
-    /// Which disk; `None`: the file of the activity log, or not known any more.
+    /// Disk; `None`: the file of the activity log, or not known any more.
     pub disk: Option<String>,
-    /// How long ago it was asked.
+    /// Time since it was asked.
     pub ms: u64,
 }
 
-/// How far the backup is behind.
+/// Distance of the backup behind the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LagStatus {
     /// Records.
@@ -34,15 +34,15 @@ pub struct LagStatus {
 pub struct BacklogStatus {
     /// Bytes in it.
     pub used_bytes: u64,
-    /// Its limit.
+    /// Limit.
     pub limit_bytes: u64,
-    /// Whether guests' writes wait for room now.
+    /// True if guests' writes wait for room now.
     pub writes_wait: bool,
     /// Requests that wait, for room or for anything else.
     pub waiting_requests: u64,
-    /// How often it has become full.
+    /// Number of times that it has become full.
     pub full_count: u64,
-    /// Its part on disk, if it has one.
+    /// Part on disk, if it has one.
     #[serde(default)]
     pub on_disk: Option<BacklogOnDiskStatus>,
 }
@@ -60,15 +60,15 @@ pub struct BacklogOnDiskStatus {
     pub memory_limit_bytes: u64,
     /// The disk has failed: the backlog is in memory only, and that is its limit.
     pub failed: bool,
-    /// Nothing is recorded, because the backlog was full.
+    /// True if nothing is recorded, because the backlog was full.
     #[serde(default)]
     pub overflowed: bool,
-    /// How often that came to pass.
+    /// Number of times that this came to pass.
     #[serde(default)]
     pub overflows: u64,
 }
 
-/// What guests have done since the daemon started.
+/// Requests of guests since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestIo {
     /// Reads.
@@ -87,16 +87,16 @@ pub struct GuestIo {
     pub connections: u64,
 }
 
-/// One protected disk.
+/// Status of a protected disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// The image or block device.
     pub path: PathBuf,
-    /// Its size.
+    /// Size.
     pub size_bytes: u64,
-    /// Where its NBD server listens.
+    /// Socket of its NBD server.
     pub socket: PathBuf,
 }
 
@@ -109,7 +109,7 @@ pub struct CopyStatus {
     pub done_bytes: u64,
     /// Bytes of all disks.
     pub total_bytes: u64,
-    /// How quick it is now.
+    /// Speed at this moment.
     pub rate_bytes_per_s: u64,
     /// Time left at this rate; `None` if it stands still.
     pub left_ms: Option<u64>,
@@ -128,7 +128,7 @@ impl CopyStatus {
     }
 }
 
-/// Which copy.
+/// Kind of copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CopyKindStatus {

@@ -11,7 +11,7 @@ use tidelock_protocol::lease::{HoldReason, ShutWhy};
 pub struct GateStatus {
     /// The interface whose outbound packets are held.
     pub interface: String,
-    /// Whether covered packets leave.
+    /// True if covered packets leave.
     pub open: bool,
     /// Why not, if not.
     pub shut_because: Option<String>,
@@ -32,7 +32,7 @@ pub struct GateStatus {
     /// back.
     #[serde(default)]
     pub rules_restored: u64,
-    /// How often its rules were found changed: packets may have left unheld each time.
+    /// Number of times that its rules were found changed: packets may have left unheld each time.
     #[serde(default)]
     pub may_have_left: u64,
     /// Why packets of the guest leave unheld now, if they may.
@@ -41,7 +41,7 @@ pub struct GateStatus {
     /// Why no kernel programs watch the interface, if none do: nothing stops packets while its rules are gone.
     #[serde(default)]
     pub unwatched_because: Option<String>,
-    /// How long released packets were held.
+    /// Time for which released packets were held.
     pub hold_time: LatencySnapshot,
 }
 

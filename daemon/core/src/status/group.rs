@@ -11,10 +11,10 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, MonoNanos};
 use tidelock_protocol::message::{Form, Mode};
 
-/// One group.
+/// Status of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// The backup follows, and a disaster now would undo nothing that a client was told.
     pub protected: bool,
@@ -32,7 +32,7 @@ pub struct GroupStatus {
     pub wanted_mode: Mode,
     /// The mode of the configuration, which a restart brings back.
     pub configured_mode: Mode,
-    /// What becomes of packets that have waited too long for the backup, as configured.
+    /// Fate of packets that have waited too long for the backup, as configured.
     #[serde(default = "hold")]
     pub when_unreachable: String,
     /// The group was handed to the backup site at this time of the host's wall clock, in milliseconds since the Unix
@@ -44,17 +44,17 @@ pub struct GroupStatus {
     pub awaits_adoption: bool,
     /// The epoch granted by the backup; 0 before the first.
     pub epoch: Epoch,
-    /// What lets the gate be open.
+    /// Lease that lets the gate be open.
     pub lease: LeaseStatus,
-    /// Its members on this host.
+    /// Members on this host.
     pub members: Vec<MemberStatus>,
-    /// Its members on other hosts.
+    /// Members on other hosts.
     #[serde(default)]
     pub elsewhere: Vec<ElsewhereStatus>,
-    /// How packets between members say what they depend on; `None`: there is one member.
+    /// Form in which packets between members say what they depend on; `None`: there is one member.
     #[serde(default)]
     pub form: Option<Form>,
-    /// Whether packets between members carry that: not if each is protected by itself.
+    /// True if packets between members carry that: not if each is protected by itself.
     #[serde(default)]
     pub tagged: bool,
     /// In the HLC form: by how much the time up to which everything is at the backup is behind
@@ -70,11 +70,11 @@ fn hold() -> String {
 /// A member on another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElsewhereStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its host; `None`: it was removed.
+    /// Host; `None`: it was removed.
     pub host: Option<String>,
-    /// What it does.
+    /// Work that it does.
     #[serde(default)]
     pub roles: Vec<Role>,
 }
@@ -82,13 +82,13 @@ pub struct ElsewhereStatus {
 /// The lease that the backup renews (DESIGN rule 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseStatus {
-    /// Whether it holds now.
+    /// True if it holds now.
     pub held: bool,
     /// For how long still.
     pub left_ms: u64,
-    /// Its length.
+    /// Length.
     pub period_ms: u64,
-    /// How long the backup waits.
+    /// Time for which the backup waits.
     pub grace_ms: u64,
 }
 

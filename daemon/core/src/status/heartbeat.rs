@@ -8,11 +8,11 @@ use tidelock_protocol::ids::MonoNanos;
 /// A writer's heartbeats.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatStatus {
-    /// How long after one the next is sent, if nothing else was; `None`: they are off.
+    /// Time from one to the next, if nothing else was sent; `None`: they are off.
     pub interval_ms: Option<u64>,
     /// After how long one that has not come back is missed.
     pub alarm_after_ms: Option<u64>,
-    /// How long ago the newest that has come back had been sent; `None`: none has.
+    /// Time since the newest that has come back had been sent; `None`: none has.
     pub age_ms: Option<u64>,
     /// How many have come back, with guests' writes that were as good.
     pub returned: u64,
@@ -22,7 +22,7 @@ pub struct HeartbeatStatus {
     pub missing: Option<MissingStatus>,
 }
 
-/// Where a heartbeat was last seen.
+/// Place where a heartbeat was last seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MissingStatus {

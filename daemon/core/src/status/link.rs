@@ -10,23 +10,23 @@ use tidelock_protocol::ids::MonoNanos;
 pub struct LinkStatus {
     /// The backup's address as configured.
     pub backup: String,
-    /// Whether it is up.
+    /// True if it is up.
     pub state: LinkState,
-    /// How long it has been up, or not been up.
+    /// Time for which it has been up, or not been up.
     pub state_age_ms: u64,
-    /// Whether the link is encrypted and both sides are authenticated.
+    /// True if the link is encrypted and both sides are authenticated.
     pub tls: bool,
-    /// How long this host's certificate is still valid; 0: it is not, or cannot be read. `None`: none is used.
+    /// Time for which this host's certificate is still valid; 0: it is not, or cannot be read. `None`: none is used.
     pub certificate_valid_s: Option<u64>,
     /// Connections made since the start; more than one means that it was lost.
     pub connects: u64,
     /// Why it is not up, if it is not.
     pub problem: Option<String>,
-    /// When the next attempt is made, if one is waiting.
+    /// Time of the next attempt, if one is waiting.
     pub retry_in_ms: Option<u64>,
 }
 
-/// Whether the link is up.
+/// State of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkState {

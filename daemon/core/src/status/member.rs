@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use tidelock_protocol::ids::Epoch;
 
-/// What a member does in its group.
+/// Work of a member in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// It has protected disks.
+    /// Role: it has protected disks.
     Writer,
-    /// It passes on what it hears from other members.
+    /// Role: it passes on what it hears from other members.
     Intermediate,
-    /// It talks to clients.
+    /// Role: it talks to clients.
     Outbound,
 }
 
@@ -31,17 +31,17 @@ impl fmt::Display for Role {
     }
 }
 
-/// One member.
+/// Status of a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its disks' side, if it is a writer.
+    /// The member's disks' side, if it is a writer.
     pub writer: Option<WriterStatus>,
-    /// Its network cards that are held at a gate.
+    /// The member's network cards that are held at a gate.
     #[serde(default)]
     pub gates: Vec<GateStatus>,
-    /// What it does.
+    /// Work that it does.
     #[serde(default)]
     pub roles: Vec<Role>,
     /// What became of its packets to and from other members, if they are tagged.

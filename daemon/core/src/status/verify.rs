@@ -11,12 +11,12 @@ pub struct VerifyStatus {
     pub running: Option<CopyStatus>,
     /// The last one that has looked at everything, of whatever run of the daemon.
     pub last: Option<Verified>,
-    /// How long ago that one ended.
+    /// Time since the last verification ended.
     pub age_ms: Option<u64>,
     /// How many have ended since the daemon started.
     pub ended: u64,
     /// Why the last of these was given up, if it was.
     pub given_up: Option<String>,
-    /// How long after one the next begins by itself.
+    /// Time from one to the next, which begins by itself.
     pub every_ms: Option<u64>,
 }

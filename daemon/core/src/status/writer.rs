@@ -19,13 +19,13 @@ use tidelock_protocol::ids::{MonoNanos, Seq};
 /// A writer's disks and their way to the backup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WriterStatus {
-    /// Its protected disks.
+    /// The member's protected disks.
     pub disks: Vec<DiskStatus>,
     /// P: the last guest write admitted.
     pub pending: Seq,
     /// C: the last write that is durable at the backup, contiguously.
     pub committed: Seq,
-    /// What the backup does not have yet.
+    /// Writes that the backup does not have yet.
     pub lag: LagStatus,
     /// The backup has every write of the guest now. Not while the first copy or a comparison runs, and not before it was
     /// reached.
@@ -37,21 +37,21 @@ pub struct WriterStatus {
     pub copy: Option<CopyStatus>,
     /// From a write's admission to the backup's acknowledgement.
     pub commit_latency: LatencySnapshot,
-    /// What guests have done.
+    /// Requests of guests.
     pub guest_io: GuestIo,
-    /// By how much the host's wall clock is off what is believed, if it is not believed.
+    /// Amount by which the host's wall clock is off what is believed, if it is not believed.
     #[serde(default)]
     pub clock_refused_ms: Option<i64>,
     /// How far others' clocks have brought this member's ahead.
     #[serde(default)]
     pub clock_lead_ms: u64,
-    /// Where the sites may differ.
+    /// Place where the sites may differ.
     #[serde(default)]
     pub activity: ActivityStatus,
-    /// Whether the sites were seen to be equal.
+    /// True if the sites were seen to be equal.
     #[serde(default)]
     pub verify: VerifyStatus,
-    /// Whether what is admitted comes back acknowledged.
+    /// True if what is admitted comes back acknowledged.
     #[serde(default)]
     pub heartbeat: HeartbeatStatus,
     /// A local disk has not answered a request for as long as heartbeats are waited for, so guests wait.
