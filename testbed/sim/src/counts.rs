@@ -1,4 +1,4 @@
-//! What seeds have come to, for reports.
+//! Sums of what happens in seeds, for reports.
 
 /// Defines the counts.
 macro_rules! counts {

@@ -194,7 +194,7 @@ fn truthful(holds: bool, what: impl FnOnce() -> String) -> Checked {
 fn has_grown(before: &Value, now: &Value) -> bool {
     match (before, now) {
         (Value::Object(before), Value::Object(now)) => before.iter().all(|(name, before)| {
-            // What a disaster undoes has other fields in each case.
+            // Fields of the risk differ from case to case.
             let Some(now) = now.get(name) else { return true };
             let counts = COUNTERS.contains(&name.as_str());
             has_grown(before, now) && (!counts || before.as_u64() <= now.as_u64())
