@@ -3,6 +3,8 @@ compared in one step, and until then nothing leaves for clients (DESIGN rules 1,
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from answered import answered_rig, check_nothing_missing, check_recovery_without_primary
 
@@ -16,7 +18,7 @@ from tidelock_testbed.oracle import Load, Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
 from tidelock_testbed.rig import PROCESS_DISK_MIB, Recovery, Rig
-from tidelock_testbed.risk import word_of, words_of
+from tidelock_testbed.risk import word_of
 
 MEMORY_MIB, BACKLOG_MIB = 32, 64
 """The least that there is."""
@@ -284,17 +286,23 @@ def test_a_disk_that_fails_stops_no_guest(run):
 PROTECTION = Protection(lease_s=2, grace_s=3, backlog=f"{MEMORY_MIB}MiB", backlog_on_disk=f"{BACKLOG_MIB}MiB")
 
 
-def rewrite(rig: Rig, until: str) -> None:
-    """Where nobody else writes, with what is there already, until the group is in a state."""
+NOISE_MIB = 8
+"""At the end of a disk, where nobody else writes."""
+
+
+def overwrite(rig: Rig) -> None:
+    """Noise until the group is `unrecorded`, then once more all over: the comparison must send NOISE_MIB."""
     disk = nbdwire.Connection(rig.daemon.runtime / DRILL / DRILL_MEMBER / "data.sock", "data", timeout_s=LONG_S)
-    last = (PROCESS_DISK_MIB - 1) * MIB
-    content = disk.read(last, MIB)
+    noise = random.Random("noise")
+    offsets = [mib * MIB for mib in range(PROCESS_DISK_MIB - NOISE_MIB, PROCESS_DISK_MIB)]
 
     def wrote() -> bool:
-        disk.write(last, content)
-        return until in words_of(rig.daemon.group())
+        disk.write(noise.choice(offsets), noise.randbytes(MIB))
+        return word_of(rig.daemon.group()) == "unrecorded"
 
-    wait_until(f"the group is {until}", wrote, NEVER_MIND_S, [rig.daemon.process])
+    wait_until("the group is unrecorded", wrote, NEVER_MIND_S, [rig.daemon.process])
+    for offset in offsets:
+        disk.write(offset, noise.randbytes(MIB))
     disk.close()
 
 
@@ -302,14 +310,13 @@ def overflowed_rig(run) -> tuple:
     """Clients were answered, and the link is cut for longer than the backlog holds."""
     rig, clients = answered_rig(run, PROTECTION)
     rig.net.wan.cut()
-    rewrite(rig, "unrecorded")
+    overwrite(rig)
     return rig, clients
 
 
 def test_nothing_leaves_until_the_sites_are_equal(run):
     """With the link and a lease, also with the whole stream at the backup, clients hear nothing without a record."""
     rig, clients = overflowed_rig(run)
-    rewrite(rig, "unrecorded")
     lease = lambda: rig.daemon.group()["lease"]["held"]  # noqa: E731
     wait_until("the lease has ended", lambda: not lease(), NEVER_MIND_S, [rig.daemon.process])
     answered = len(clients.ledger.follow().confirmed)
