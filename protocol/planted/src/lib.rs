@@ -193,6 +193,26 @@ bugs! {
     LastExtentForgotten,
     /// Breaks rules 3 and 9: a segment's own file goes before the compressed one is durable.
     ColdNotSynced,
+
+    // Shard logs.
+    /// Breaks rule 13: entries are sent before the primary shard has committed them.
+    SentBeforeCommitted,
+    /// Breaks rule 13: the stamps that the store has given are sent as they are.
+    StampsNotMonotone,
+    /// Breaks rules 3 and 13: entries are taken although some before them are missing.
+    ShardLogWithGap,
+    /// Breaks rule 13: what the backup has received, and not committed, counts for the watermark.
+    AppliedBeforeCommitted,
+    /// Breaks rule 13: a shard that has not reported does not hold the watermark back.
+    SilentShardIgnored,
+    /// Breaks rule 13: a watermark that is behind the last one is obeyed.
+    WatermarkFalls,
+    /// Breaks rules 4 and 13: the final round ends when one shard has not taken part.
+    FinalRoundForgetsShard,
+    /// Breaks rule 4: entries of the old primary are taken after a recovery has begun.
+    ShardNotFenced,
+    /// Breaks rule 8: idle shards append nothing.
+    NoNops,
 }
 
 #[cfg(feature = "planted-bugs")]

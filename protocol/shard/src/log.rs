@@ -1,0 +1,47 @@
+//! What a shard's log is made of.
+
+use bytes::Bytes;
+use std::fmt;
+use tidelock_protocol::hlc::Hlc;
+
+/// A position in the log of a primary shard (p-log-idx): the end of an entry. 0 is the beginning.
+///
+/// The store decides what is counted: bytes (PostgreSQL's LSN) or entries (a Raft log). Of two entries the later has the
+/// greater one, on every replica of the shard the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogIndex(pub u64);
+
+impl fmt::Display for LogIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The end of an entry, and the effective stamp there: the greatest stamp of the log up to this entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogPoint {
+    /// The end of the entry.
+    pub index: LogIndex,
+    /// The effective stamp.
+    pub stamp: Hlc,
+}
+
+/// One entry of a shard's log.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Its end.
+    pub end: LogIndex,
+    /// The store's stamp, taken when the append of the entry began; between agents the effective stamp. An entry that no
+    /// client waits for, such as a part of a transaction before its commit, has the stamp 0.
+    pub stamp: Hlc,
+    /// The content, as the store made it.
+    pub data: Bytes,
+}
+
+impl Entry {
+    /// Its end and stamp.
+    #[must_use]
+    pub fn point(&self) -> LogPoint {
+        LogPoint { index: self.end, stamp: self.stamp }
+    }
+}

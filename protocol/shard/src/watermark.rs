@@ -1,0 +1,133 @@
+//! The watermark service (Slogger 5.4): the least stamp that every shard has committed at the backup.
+//!
+//! Its state is what the shards report, so a new instance is right as soon as all have reported once, and two at once do no
+//! harm.
+//!
+//! A recovery (5.6) closes the log of every shard, for good, and then the final watermark is the least stamp at which one was
+//! closed. Nothing can be committed there later, so every instance that hears of all shards finds the same.
+
+use thiserror::Error;
+use tidelock_planted::Bug;
+use tidelock_protocol::hlc::Hlc;
+
+/// BSA to service: all that there is to know of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Report {
+    /// lcommit-ts: the effective stamp of the last entry that the shard has committed.
+    pub lcommit: Hlc,
+    /// A recovery has closed its log: `lcommit` is final.
+    pub is_closed: bool,
+    /// All up to the final watermark is applied, and the shard is ready to serve.
+    pub is_recovered: bool,
+}
+
+/// Service to BSA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// The watermark.
+    Advance(Hlc),
+    /// A disaster: take no entries any more, and report what is committed (final round).
+    Close,
+    /// The final watermark.
+    Recover(Hlc),
+}
+
+/// A shard that the store does not have.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("shard {shard} reports, but the store has {shards}, numbered from 0")]
+pub struct NoShard {
+    /// The shard.
+    pub shard: u16,
+    /// How many there are.
+    pub shards: usize,
+}
+
+/// A shard, as far as an instance has heard of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Slot {
+    /// Its entry of the shard timestamp vector (STV).
+    lcommit: Hlc,
+    /// It has reported to this instance.
+    is_known: bool,
+    is_closed: bool,
+    is_recovered: bool,
+}
+
+/// An instance of the service.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WatermarkService {
+    shards: Vec<Slot>,
+    /// A disaster was declared, or an earlier instance had heard of one.
+    is_recovery: bool,
+}
+
+impl WatermarkService {
+    /// A service for a store of so many shards that has heard of none yet.
+    #[must_use]
+    pub fn new(shards: u16) -> Self {
+        Self { shards: vec![Slot::default(); shards.into()], is_recovery: false }
+    }
+
+    /// A shard reports. True: [`WatermarkService::order`] has changed, for all shards.
+    ///
+    /// # Errors
+    /// There is no such shard.
+    pub fn reported(&mut self, shard: u16, report: Report) -> Result<bool, NoShard> {
+        let before = self.order();
+        let shards = self.shards.len();
+        let slot = self.shards.get_mut(usize::from(shard)).ok_or(NoShard { shard, shards })?;
+        slot.is_known = true;
+        // A replica that does not lead any more may report late.
+        slot.lcommit = slot.lcommit.max(report.lcommit);
+        slot.is_closed |= report.is_closed;
+        slot.is_recovered |= report.is_recovered;
+        // A recovery that has closed a shard must end, also if the service that has begun it is dead.
+        self.is_recovery |= report.is_closed;
+        Ok(before != self.order())
+    }
+
+    /// A disaster was declared.
+    pub fn recover(&mut self) {
+        self.is_recovery = true;
+    }
+
+    /// What every shard is to be told now: sent when it changes, to a shard that reports, and again if it may be lost.
+    /// [`None`]: not all shards have reported yet.
+    #[must_use]
+    pub fn order(&self) -> Option<Order> {
+        if !self.is_recovery {
+            return self.watermark().map(Order::Advance);
+        }
+        let open = self.shards.iter().filter(|slot| !slot.is_closed).count();
+        let forgotten = usize::from(tidelock_planted::is(Bug::FinalRoundForgetsShard));
+        if open > forgotten {
+            return Some(Order::Close);
+        }
+        self.least(|slot| slot.is_closed).map(Order::Recover)
+    }
+
+    fn least(&self, counts: impl Fn(&Slot) -> bool) -> Option<Hlc> {
+        self.shards.iter().filter(|slot| counts(slot)).map(|slot| slot.lcommit).min()
+    }
+
+    /// The watermark: entries up to this stamp may be applied.
+    #[must_use]
+    pub fn watermark(&self) -> Option<Hlc> {
+        let all = self.shards.iter().all(|slot| slot.is_known);
+        (all || tidelock_planted::is(Bug::SilentShardIgnored))
+            .then(|| self.least(|slot| slot.is_known))?
+    }
+
+    /// The shard that holds the watermark back: the first that has not reported, or the one that is furthest behind.
+    #[must_use]
+    pub fn held_back_by(&self) -> Option<u16> {
+        let behind = (0..).zip(&self.shards).min_by_key(|(_, slot)| (slot.is_known, slot.lcommit));
+        behind.map(|(shard, _)| shard)
+    }
+
+    /// True if every shard is recovered and ready to serve.
+    #[must_use]
+    pub fn is_recovered(&self) -> bool {
+        self.is_recovery && self.shards.iter().all(|slot| slot.is_recovered)
+    }
+}
