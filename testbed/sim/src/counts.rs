@@ -70,6 +70,10 @@ counts! {
     repairs,
     /// Statuses of hosts.
     statuses,
+    /// Updates of sharded stores.
+    shard_updates,
+    /// Recoveries of sharded stores.
+    shard_recoveries,
     /// Recoveries of groups.
     recoveries,
     /// Groups that were protected again from the site at which they were recovered.

@@ -106,6 +106,12 @@ checkers! {
     Past => "past",
     /// Both ends of the link understand each other.
     Stream => "stream",
+    /// Rule 13: the log of a shard at the backup is what the primary has committed, in its order.
+    ShardLog => "shard-log",
+    /// Rule 13: what may be applied at the backup is a prefix of what clients know; a recovery is at one cut.
+    ShardPrefix => "shard-prefix",
+    /// Rule 8: the shards of a store catch up, or are all recovered.
+    ShardsComeBack => "shards-come-back",
     /// Production code has panicked.
     Panic => "panic",
 }

@@ -76,6 +76,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod sequencing;
 pub mod server;
+mod shards;
 mod snapshots;
 pub mod spilling;
 mod status;

@@ -5,6 +5,7 @@ use crate::counts::Counts;
 use crate::failure::{self, Checked, Checker, Failure, check, fail};
 use crate::plant::{self, Plant};
 use crate::schedule::S;
+use crate::shards;
 use crate::world::World;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tidelock_daemon_core::activity::{Standing, Why};
@@ -57,7 +58,10 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
     plant::in_this_thread(options.plant);
     failure::look_away(options.without);
     let mut world = World::new(seed, options.plant, options.live_trace);
-    let result = catch_unwind(AssertUnwindSafe(|| live(&mut world, options)));
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        live(&mut world, options)?;
+        shards::live(seed, &mut world.counts)
+    }));
     plant::in_this_thread(None);
     failure::look_away(None);
     let failure = match result {

@@ -1,0 +1,232 @@
+//! A shard at the backup site: its replicated log, and the agents of its replicas.
+
+use super::mail::Mail;
+use super::primary::Placed;
+use super::store::DELAY_NS;
+use crate::failure::{Checked, Checker, check, fail};
+use crate::rng::Rng;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_shard::{
+    ApplyTo, Backup, Bsa, Closing, Entry, LogIndex, LogPoint, Order, Reply, Report, Standing, Todo,
+};
+
+/// What stands in the log of a backup shard.
+#[derive(Clone, Debug)]
+enum Item {
+    Entry(Entry),
+    /// A recovery has closed it here.
+    Closed,
+}
+
+/// A shard.
+#[derive(Debug)]
+pub(super) struct BackupShard {
+    log: Vec<Item>,
+    /// Items that are committed.
+    commit: usize,
+    replicas: Vec<Bsa>,
+    leader: usize,
+    /// Which entries the leader may apply.
+    apply: ApplyTo,
+    /// Committed entries, and how many of the primary's they are.
+    pub(super) entries: usize,
+    to_service: Mail<Report>,
+    from_service: Mail<Order>,
+    /// The last order to advance.
+    advanced: Hlc,
+    /// The final watermark, once it was obeyed.
+    pub(super) recovered: Option<Hlc>,
+}
+
+impl BackupShard {
+    pub(super) fn new(replicas: u16) -> Self {
+        let mut replicas = vec![Bsa::following(); replicas.into()];
+        replicas[0] = Bsa::leading(Standing::default(), Closing::Open);
+        Self {
+            log: Vec::new(),
+            commit: 0,
+            replicas,
+            leader: 0,
+            apply: ApplyTo::default(),
+            entries: 0,
+            to_service: Mail::default(),
+            from_service: Mail::default(),
+            advanced: Hlc(0),
+            recovered: None,
+        }
+    }
+
+    /// A message of an agent of the primary arrives at a replica.
+    pub(super) fn received(
+        &mut self,
+        replica: u16,
+        message: Backup,
+    ) -> Result<Reply, crate::failure::Failure> {
+        let replica = usize::from(replica);
+        let received = self.replicas[replica].received(message);
+        let received =
+            received.or_else(|error| fail(Checker::ShardLog, format!("refused: {error}")))?;
+        // A replica that was deposed goes on as if it led, and what it appends is never committed.
+        if replica == self.leader {
+            check(
+                received.append.is_empty() || self.closing() == Closing::Open,
+                Checker::ShardPrefix,
+                || {
+                    "an entry of the old primary is taken after a recovery has closed the log"
+                        .to_owned()
+                },
+            )?;
+            self.log.extend(received.append.into_iter().map(Item::Entry));
+        }
+        Ok(received.reply)
+    }
+
+    /// The end of what is in the log up to some item.
+    fn point(&self, items: usize) -> LogPoint {
+        let entry = self.log[..items].iter().rev().find_map(|item| match item {
+            Item::Entry(entry) => Some(entry.point()),
+            Item::Closed => None,
+        });
+        entry.unwrap_or_default()
+    }
+
+    /// How far the mark of a recovery is.
+    fn closing(&self) -> Closing {
+        match self.log.iter().position(|item| matches!(item, Item::Closed)) {
+            None => Closing::Open,
+            Some(at) if at < self.commit => Closing::Closed,
+            Some(_) => Closing::Appended,
+        }
+    }
+
+    /// Another replica leads. What was not committed may be lost.
+    pub(super) fn change_leader(&mut self, rng: &mut Rng) {
+        let kept = rng.range(self.commit as u64..self.log.len() as u64 + 1);
+        self.log.truncate(kept as usize);
+        // The old one may not know it yet.
+        if rng.chance(1, 2) {
+            self.replicas[self.leader] = Bsa::following();
+        }
+        self.leader = (self.leader + 1 + rng.index(self.replicas.len() - 1)) % self.replicas.len();
+        let log = Standing { append: self.point(self.log.len()), commit: self.point(self.commit) };
+        self.replicas[self.leader] = Bsa::leading(log, self.closing());
+        let applied = self.apply.apply_to();
+        self.apply = ApplyTo::after(applied);
+        for item in &self.log[..self.commit] {
+            if let Item::Entry(entry) = item
+                && entry.end > applied
+            {
+                self.apply.committed(entry.point());
+            }
+        }
+        self.advanced = Hlc(0);
+    }
+
+    /// Replicas that were deposed find it out.
+    pub(super) fn depose(&mut self) {
+        for (number, replica) in self.replicas.iter_mut().enumerate() {
+            if number != self.leader {
+                *replica = Bsa::following();
+            }
+        }
+    }
+
+    /// Commits some of the log. `primary`: what the primary has in its log, and how much of it is committed there.
+    pub(super) fn step(
+        &mut self,
+        (primary, committed): (&[Placed], usize),
+        rng: &mut Rng,
+    ) -> Checked {
+        if self.commit == self.log.len() || !rng.chance(1, 3) {
+            return Ok(());
+        }
+        let before = self.commit;
+        self.commit += 1 + rng.index(self.log.len() - self.commit);
+        for item in self.log[before..self.commit].to_vec() {
+            let bsa = &mut self.replicas[self.leader];
+            match item {
+                Item::Closed => bsa.closed(),
+                Item::Entry(entry) => {
+                    bsa.committed(entry.point());
+                    self.apply.committed(entry.point());
+                    let placed = primary[..committed].get(self.entries);
+                    let equal = placed.is_some_and(|placed| {
+                        (placed.entry.end, &placed.entry.data) == (entry.end, &entry.data)
+                            && placed.effective == entry.stamp
+                    });
+                    check(equal, Checker::ShardLog, || {
+                        format!(
+                            "committed {entry:?}, and the primary's entry {} is {placed:?}",
+                            self.entries
+                        )
+                    })?;
+                    self.entries += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out what the service has ordered. True: more may be applied.
+    pub(super) fn obey(&mut self, now: u64) -> Result<bool, crate::failure::Failure> {
+        let before = self.apply.apply_to();
+        while let Some(order) = self.from_service.take(now) {
+            match self.replicas[self.leader].ordered(order) {
+                None => {}
+                Some(Todo::Close) => self.log.push(Item::Closed),
+                Some(Todo::Recover(watermark)) => {
+                    let last = *self.recovered.get_or_insert(watermark);
+                    check(watermark == last, Checker::ShardPrefix, || {
+                        format!("the final watermark is {last}, and then {watermark}")
+                    })?;
+                    self.apply.advance(watermark);
+                    self.replicas[self.leader].recovered();
+                }
+                Some(Todo::Advance(watermark)) => {
+                    let last = std::mem::replace(&mut self.advanced, watermark);
+                    check(watermark >= last, Checker::ShardPrefix, || {
+                        format!("the watermark goes from {last} back to {watermark}")
+                    })?;
+                    self.apply.advance(watermark);
+                }
+            }
+        }
+        Ok(self.apply.apply_to() > before)
+    }
+
+    /// The leader reports.
+    pub(super) fn report(&mut self, now: u64, faults: bool, rng: &mut Rng) {
+        if let Some(report) = self.replicas[self.leader].report() {
+            self.to_service.send(report, now, DELAY_NS / 16, faults, rng);
+        }
+        // A replica that was deposed may report, too.
+        for replica in &self.replicas {
+            if faults
+                && rng.chance(1, 16)
+                && let Some(report) = replica.report()
+            {
+                self.to_service.send(report, now, DELAY_NS / 16, faults, rng);
+            }
+        }
+    }
+
+    /// Reports that have arrived.
+    pub(super) fn reported(&mut self, now: u64) -> Vec<Report> {
+        std::iter::from_fn(|| self.to_service.take(now)).collect()
+    }
+
+    /// The service tells the shard something.
+    pub(super) fn order(&mut self, order: Order, now: u64, faults: bool, rng: &mut Rng) {
+        self.from_service.send(order, now, DELAY_NS / 16, faults, rng);
+    }
+
+    /// The end of what is committed.
+    pub(super) fn safe(&self) -> LogIndex {
+        self.point(self.commit).index
+    }
+
+    /// The end of what may be applied.
+    pub(super) fn apply_to(&self) -> LogIndex {
+        self.apply.apply_to()
+    }
+}
