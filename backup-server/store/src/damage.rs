@@ -89,7 +89,7 @@ pub struct SegmentDamage {
     pub extents: Vec<DamagedExtent>,
 }
 
-/// In an image: the segment that had what should be here; `None`: the image itself had it, and has something else now.
+/// In an image: the oldest segment that had what should be here; `None`: the image itself had it, and has something else now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LostWith(pub Option<u64>);
 
@@ -100,8 +100,16 @@ impl Slice for LostWith {
 }
 
 /// What of the images is not what was written.
+///
+/// A range may wait for several segments: for the one that is known to have changed it last, and for later ones of which
+/// nothing is known. So a mark has the oldest, and the unknown ones are listed beside the marks: when one segment is
+/// restored, the range waits for the next unknown one after it.
 #[derive(Clone, Debug, Default)]
-pub struct ImageDamage(BTreeMap<DiskKey, Extents<LostWith>>);
+pub struct ImageDamage {
+    lost: BTreeMap<DiskKey, Extents<LostWith>>,
+    /// Segments that a fold has passed without knowing what they changed. Kept while anything is lost.
+    unknown: BTreeSet<u64>,
+}
 
 /// One range of it, as it is on record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,28 +126,91 @@ impl ImageDamage {
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.lost.is_empty()
     }
 
-    /// Marks a range whose content is lost.
+    /// Marks a range whose content is lost, whatever was lost there before.
     pub fn mark(&mut self, key: DiskKey, range: Range<u64>, with: LostWith) {
         if !range.is_empty() {
-            self.0.entry(key).or_default().insert(range, with);
+            self.lost.entry(key).or_default().insert(range, with);
         }
+    }
+
+    /// A segment may have changed anything, and what it had is lost.
+    pub fn mark_unknown(&mut self, keys: impl Iterator<Item = DiskKey>, segment: u64) {
+        self.unknown.insert(segment);
+        for key in keys {
+            for (range, lost) in self.pieces(key, 0..u64::MAX) {
+                if lost.is_none() {
+                    self.mark(key, range, LostWith(Some(segment)));
+                }
+            }
+        }
+    }
+
+    /// Whether a fold has passed this segment without knowing what it changed.
+    #[must_use]
+    pub fn is_unknown(&self, segment: u64) -> bool {
+        self.unknown.contains(&segment)
+    }
+
+    /// Whether something waits for this segment.
+    #[must_use]
+    pub fn waits_for(&self, segment: u64) -> bool {
+        self.is_unknown(segment) || self.iter().any(|(_, _, with)| with == LostWith(Some(segment)))
     }
 
     /// The range was written.
     pub fn heal(&mut self, key: DiskKey, range: Range<u64>) {
-        let Some(extents) = self.0.get_mut(&key) else { return };
+        let Some(extents) = self.lost.get_mut(&key) else { return };
         extents.remove(range);
         if extents.is_empty() {
-            self.0.remove(&key);
+            self.lost.remove(&key);
+        }
+        if self.lost.is_empty() {
+            self.unknown.clear();
+        }
+    }
+
+    /// The image has again what it had in this range. A segment of which nothing is known may have come later.
+    pub fn image_is_whole(&mut self, key: DiskKey, range: Range<u64>) {
+        self.settle(key, range, self.unknown.first().copied());
+    }
+
+    /// The parts of a range that take what a segment had: nothing newer stands there.
+    #[must_use]
+    pub fn parts_for(&self, segment: u64, key: DiskKey, range: Range<u64>) -> Vec<Range<u64>> {
+        let takes = |lost: Option<LostWith>| {
+            lost.is_some_and(|with| with.0.is_some_and(|with| with <= segment))
+        };
+        self.pieces(key, range)
+            .into_iter()
+            .filter(|(_, lost)| takes(*lost))
+            .map(|(part, _)| part)
+            .collect()
+    }
+
+    /// A segment was restored, and the images have what it had in these parts ([`ImageDamage::parts_for`]).
+    pub fn restored(&mut self, segment: u64, written: Vec<(DiskKey, Range<u64>)>) {
+        let next = self.unknown.range(segment + 1..).next().copied();
+        let own = self.iter().filter(|(_, _, with)| *with == LostWith(Some(segment)));
+        let own: Vec<_> = own.map(|(key, range, _)| (key, range)).collect();
+        for (key, range) in own.into_iter().chain(written) {
+            self.settle(key, range, next);
+        }
+        self.unknown.remove(&segment);
+    }
+
+    fn settle(&mut self, key: DiskKey, range: Range<u64>, next: Option<u64>) {
+        match next {
+            Some(segment) => self.mark(key, range, LostWith(Some(segment))),
+            None => self.heal(key, range),
         }
     }
 
     /// A range of a disk in pieces, in order: those that are damaged, and those that are not.
     pub fn pieces(&self, key: DiskKey, range: Range<u64>) -> Vec<(Range<u64>, Option<LostWith>)> {
-        match self.0.get(&key) {
+        match self.lost.get(&key) {
             Some(extents) => extents.pieces(range).collect(),
             None => vec![(range, None)],
         }
@@ -151,12 +222,12 @@ impl ImageDamage {
             let key = *key;
             extents.iter().map(|(range, with)| (key, range, *with)).collect::<Vec<_>>()
         };
-        self.0.iter().flat_map(of)
+        self.lost.iter().flat_map(of)
     }
 
-    /// As it is put on record.
+    /// Ranges and unknown segments, as they are put on record.
     #[must_use]
-    pub fn to_ranges(&self) -> Vec<DamagedRange> {
+    pub fn to_record(&self) -> (Vec<DamagedRange>, Vec<u64>) {
         let range = |(key, range, with): (DiskKey, Range<u64>, LostWith)| DamagedRange {
             writer: key.writer,
             disk: key.disk,
@@ -164,13 +235,13 @@ impl ImageDamage {
             to: range.end,
             segment: with.0,
         };
-        self.iter().map(range).collect()
+        (self.iter().map(range).collect(), self.unknown.iter().copied().collect())
     }
-}
 
-impl FromIterator<DamagedRange> for ImageDamage {
-    fn from_iter<T: IntoIterator<Item = DamagedRange>>(ranges: T) -> Self {
-        let mut damage = Self::default();
+    /// The damage that is on record.
+    #[must_use]
+    pub fn from_record(ranges: Vec<DamagedRange>, unknown: Vec<u64>) -> Self {
+        let mut damage = Self { lost: BTreeMap::new(), unknown: unknown.into_iter().collect() };
         for DamagedRange { writer, disk, from, to, segment } in ranges {
             damage.mark(DiskKey { writer, disk }, from..to.max(from), LostWith(segment));
         }
@@ -180,7 +251,7 @@ impl FromIterator<DamagedRange> for ImageDamage {
 
 impl PartialEq for ImageDamage {
     fn eq(&self, other: &Self) -> bool {
-        self.to_ranges() == other.to_ranges()
+        self.to_record() == other.to_record()
     }
 }
 
@@ -239,5 +310,99 @@ impl Noticed {
     #[must_use]
     pub fn take_place(&self) -> Option<(DiskKey, u64)> {
         self.found().places.pop_first()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KEY: DiskKey = DiskKey::FIRST;
+    const BYTES: u64 = 8;
+
+    /// One byte of an image: what it has, and the segments that may have had what should be there.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    struct Byte {
+        has: u64,
+        waits_for: BTreeSet<u64>,
+    }
+
+    /// What happens to a segment in a fold.
+    #[derive(Clone, Debug)]
+    enum Fate {
+        Written,
+        Lost,
+        Unknown,
+    }
+
+    prop_compose! {
+        fn any_segment()(
+            from in 0..BYTES, len in 1..=BYTES,
+            fate in prop_oneof![Just(Fate::Written), Just(Fate::Lost), Just(Fate::Unknown)],
+        ) -> (Range<u64>, Fate) {
+            (from..BYTES.min(from + len), fate)
+        }
+    }
+
+    proptest! {
+        /// Segments are restored in any order: a byte is shown if and only if nothing that it may wait for is missing, and
+        /// then it is what the last segment had.
+        #[test]
+        fn what_is_shown_is_what_was_written_last(
+            segments in prop::collection::vec(any_segment(), 1..6),
+            order in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+        ) {
+            let mut damage = ImageDamage::default();
+            let mut image = vec![Byte::default(); BYTES as usize];
+            for ((range, fate), segment) in segments.iter().zip(1..) {
+                for (at, byte) in (0..).zip(&mut image) {
+                    match fate {
+                        Fate::Unknown => _ = byte.waits_for.insert(segment),
+                        Fate::Lost if range.contains(&at) => byte.waits_for = [segment].into(),
+                        Fate::Written if range.contains(&at) => {
+                            *byte = Byte { has: segment, waits_for: BTreeSet::new() };
+                        }
+                        Fate::Lost | Fate::Written => {}
+                    }
+                }
+                match fate {
+                    Fate::Written => damage.heal(KEY, range.clone()),
+                    Fate::Lost => damage.mark(KEY, range.clone(), LostWith(Some(segment))),
+                    Fate::Unknown => damage.mark_unknown([KEY].into_iter(), segment),
+                }
+            }
+            for index in order {
+                let segment = index.index(segments.len()) as u64 + 1;
+                let (range, fate) = &segments[segment as usize - 1];
+                if matches!(fate, Fate::Written) {
+                    continue;
+                }
+                let parts = damage.parts_for(segment, KEY, range.clone());
+                for (at, byte) in (0..).zip(&mut image) {
+                    let takes = range.contains(&at) && byte.waits_for.first().is_some_and(|first| *first <= segment);
+                    prop_assert_eq!(parts.iter().any(|part| part.contains(&at)), takes, "byte {} of {}", at, segment);
+                    if takes {
+                        byte.has = segment;
+                        byte.waits_for.retain(|other| *other > segment);
+                    }
+                    byte.waits_for.remove(&segment);
+                }
+                damage.restored(segment, parts.into_iter().map(|part| (KEY, part)).collect());
+                let (ranges, unknown) = damage.to_record();
+                damage = ImageDamage::from_record(ranges, unknown);
+                for (range, lost) in damage.pieces(KEY, 0..BYTES) {
+                    for at in range {
+                        let first = image[at as usize].waits_for.first().copied();
+                        prop_assert_eq!(lost.map(|with| with.0), first.map(Some), "byte {}", at);
+                    }
+                }
+            }
+            // Whatever is shown is what was written last.
+            for (at, byte) in (0..).zip(&image).filter(|(_, byte)| byte.waits_for.is_empty()) {
+                let last = segments.iter().zip(1..).filter(|((range, _), _)| range.contains(&at)).map(|(_, segment)| segment);
+                prop_assert_eq!(byte.has, last.last().unwrap_or(0));
+            }
+        }
     }
 }

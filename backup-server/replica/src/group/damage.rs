@@ -17,7 +17,7 @@ use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::record::{Body, Effect};
 use tidelock_storage::Storage;
 use tidelock_storage::json::FileError;
-use tidelock_store::damage::{ImageDamage, Known, LostWith, Noticed, SegmentDamage};
+use tidelock_store::damage::{ImageDamage, Known, Noticed, SegmentDamage};
 use tidelock_store::extents::DiskKey;
 use tidelock_store::fold::{self, FoldPosition};
 use tidelock_store::image;
@@ -303,8 +303,7 @@ impl<S: Storage> Group<S> {
     /// Takes a segment that is as it was written off the record. Data that a fold has left out of the images goes there
     /// first.
     pub(super) fn is_whole_again(&mut self, segment: u64) -> Result<(), GroupError> {
-        let is_lacking = |(_, _, with): (_, _, LostWith)| with == LostWith(Some(segment));
-        if self.fold.damaged.iter().any(is_lacking) {
+        if self.fold.damaged.waits_for(segment) {
             let of = self.damage.quarantine.get(&segment).map(|of| of.damage.clone());
             let there = self.journal.segments().iter().find(|of| of.index == segment).cloned();
             let is_folding = self.fold.is_running || self.fold.aside;
@@ -513,7 +512,7 @@ impl<S: Storage> Group<S> {
         for (key, range, _) in self.fold.damaged.iter().filter(|(_, _, with)| with.0.is_none()) {
             let Some(image) = self.images.get(&key) else { continue };
             if image.damaged_in(range.clone()).is_ok_and(|(damaged, _)| damaged.is_empty()) {
-                damaged.heal(key, range);
+                damaged.image_is_whole(key, range);
             }
         }
         if damaged == *self.fold.damaged { Ok(()) } else { self.record_image_damage(damaged) }
@@ -551,8 +550,8 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    /// Writes the content of a segment up to an offset to the images, where they are marked as lost with it. `false`: the
-    /// segment is still damaged.
+    /// Writes the content of a segment up to an offset to the images, where that was lost and nothing newer stands. `false`:
+    /// the segment is still damaged.
     fn restore_to_images(
         &mut self,
         segment: &Segment<S::File>,
@@ -561,13 +560,8 @@ impl<S: Storage> Group<S> {
     ) -> Result<bool, GroupError> {
         let (index, path) = (segment.index, file_name(damage));
         let Some(content) = self.content_of(segment, damage, up_to) else { return Ok(false) };
-        let marked = |damaged: &ImageDamage, key, range| {
-            let pieces = damaged.pieces(key, range).into_iter();
-            let of = pieces.filter(|(_, lost)| *lost == Some(LostWith(Some(index))));
-            of.map(|(range, _)| range).collect::<Vec<_>>()
-        };
         let failed = |source| io_error("restore to an image from", &path, source);
-        let mut changes = BTreeMap::new();
+        let (mut changes, mut parts) = (BTreeMap::new(), Vec::new());
         for (key, offset, effect) in content {
             let Some(image) = self.images.get(&key) else { continue };
             let change = changes.entry(key).or_insert_with(|| image.change());
@@ -575,7 +569,7 @@ impl<S: Storage> Group<S> {
                 Restored::Data(data) => data.len() as u64,
                 Restored::Zero(len) => *len,
             };
-            for part in marked(&self.fold.damaged, key, offset..offset + len) {
+            for part in self.fold.damaged.parts_for(index, key, offset..offset + len) {
                 change.in_part(image::sectors_in_part(&part), |_| false).map_err(failed)?;
                 let written = match &effect {
                     Restored::Data(data) => {
@@ -586,14 +580,11 @@ impl<S: Storage> Group<S> {
                     Restored::Zero(_) => change.zero_at(part.start, part.end - part.start, false),
                 };
                 written.map_err(failed)?;
+                parts.push((key, part));
             }
         }
         let mut damaged = (*self.fold.damaged).clone();
-        for (key, range, LostWith(with)) in self.fold.damaged.iter() {
-            if with == Some(index) {
-                damaged.heal(key, range);
-            }
-        }
+        damaged.restored(index, parts);
         for (_, change) in changes {
             change.end().map_err(failed)?;
         }
@@ -601,7 +592,7 @@ impl<S: Storage> Group<S> {
         Ok(true)
     }
 
-    /// Content of the damaged records of a segment up to an offset, in order. `None`: the segment is still damaged.
+    /// Content of a segment that is lost with it, up to an offset, in order. `None`: the segment is still damaged.
     fn content_of(
         &self,
         segment: &Segment<S::File>,
@@ -609,7 +600,8 @@ impl<S: Storage> Group<S> {
         up_to: u64,
     ) -> Option<Vec<(DiskKey, u64, Restored)>> {
         let mut content = Vec::new();
-        if damage.known == Known::Nothing {
+        // A fold may have known less than what is known now.
+        if damage.known == Known::Nothing || self.fold.damaged.is_unknown(segment.index) {
             let from = Position { segment: segment.index, offset: 0 };
             let to = Position { segment: segment.index, offset: segment.len_bytes.min(up_to) };
             for batch in tidelock_store::journal::reader_of(segment.clone(), from, to) {

@@ -285,7 +285,7 @@ impl<S: Storage> Group<S> {
             record.mark(key, range.clone(), LostWith(None));
         }
         for range in whole {
-            record.heal(key, range.clone());
+            record.image_is_whole(key, range.clone());
         }
         if record == *self.fold.damaged {
             return Ok(());

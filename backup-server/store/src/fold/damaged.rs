@@ -6,7 +6,6 @@
 //! so nothing that stands in the images is either.
 
 use super::{FoldError, Run};
-use crate::damage::LostWith;
 use crate::extents::DiskKey;
 use crate::journal::{IndexEntry, Position, SEGMENT_HEADER_BYTES, payload_of};
 use tidelock_storage::StorageFile;
@@ -34,9 +33,7 @@ impl<F: StorageFile> Run<F> {
             Some(entries) => self.by_entries(segment, &entries),
             None => {
                 self.apply()?;
-                for key in self.job.images.keys() {
-                    self.folded.damaged.mark(*key, 0..u64::MAX, LostWith(Some(segment)));
-                }
+                self.folded.damaged.mark_unknown(self.job.images.keys().copied(), segment);
             }
         }
         Ok(Some(Position { segment: segment + 1, offset: SEGMENT_HEADER_BYTES as u64 }))

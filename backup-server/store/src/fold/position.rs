@@ -22,6 +22,8 @@ struct FoldFile {
     folding: Option<Folding>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     damaged: Vec<DamagedRange>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    unknown: Vec<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,7 +77,8 @@ pub fn read_position<S: Storage>(storage: &S) -> Result<FoldPosition, FileError>
         let Folding { segment, offset, cut } = of;
         (Position { segment, offset }, cut)
     });
-    Ok(FoldPosition { position, oldest, folding, damaged: fold.damaged.into_iter().collect() })
+    let damaged = ImageDamage::from_record(fold.damaged, fold.unknown);
+    Ok(FoldPosition { position, oldest, folding, damaged })
 }
 
 /// Records the position, durably.
@@ -87,8 +90,8 @@ pub fn write_position<S: Storage>(storage: &S, fold: &FoldPosition) -> Result<()
         let Position { segment, offset } = to;
         Folding { segment, offset, cut }
     });
-    let damaged = fold.damaged.to_ranges();
-    let file = FoldFile { format: FORMAT, segment, offset, oldest, folding, damaged };
+    let (damaged, unknown) = fold.damaged.to_record();
+    let file = FoldFile { format: FORMAT, segment, offset, oldest, folding, damaged, unknown };
     json::write(storage, "", FILE, &file)
 }
 
@@ -115,9 +118,10 @@ mod tests {
         let key = DiskKey { writer: WriterId(1), disk: DiskId(2) };
         damaged.damaged.mark(key, 4096..8192, LostWith(Some(7)));
         damaged.damaged.mark(key, 8192..8704, LostWith(None));
+        damaged.damaged.mark_unknown([key].into_iter(), 8);
         write_position(&disk, &damaged).unwrap();
         assert_eq!(read_position(&disk).unwrap(), damaged);
-        damaged.damaged.heal(key, 0..9000);
+        damaged.damaged.heal(key, 0..u64::MAX);
         write_position(&disk, &damaged).unwrap();
         assert_eq!(read_position(&disk).unwrap(), fold);
     }
