@@ -663,6 +663,7 @@ proptest! {
         compressed in 0usize..20,
         window_ms in 5u64..40,
         survives: bool,
+        restored in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
     ) {
         let disk = Memory::new();
         let form = if hlc_form { Form::Hlc } else { Form::Vector };
@@ -672,6 +673,7 @@ proptest! {
             compress_some(&mut group, compressed);
         }
         let sealed = group.journal.segments().len() - 1;
+        let mut flipped = Vec::new();
         for (nth, at, what) in flips {
             let nth = usize::from(nth) % sealed;
             let file = match what {
@@ -683,7 +685,11 @@ proptest! {
             let is_cold = group.journal.segments()[nth].file.cold().is_some();
             let len_bytes = found.size_bytes().unwrap();
             let from = if what == 0 || is_cold { 0 } else { 250 };
-            disk.flip(&file, from + u64::from(at) % (len_bytes - from));
+            let at = from + u64::from(at) % (len_bytes - from);
+            disk.flip(&file, at);
+            if what != 0 {
+                flipped.push((file, at));
+            }
         }
         let mut seconds = 0;
         scrub_all(&mut group, &mut seconds);
@@ -701,6 +707,23 @@ proptest! {
                 check(&mut group, 60);
                 while fold(&mut group, at_ms(1000)) {}
                 check(&mut group, 60);
+                // Files are restored from a copy, in any order, and not all of them.
+                let disk = group.storage.clone();
+                for index in restored {
+                    if flipped.is_empty() {
+                        break;
+                    }
+                    let (file, at) = flipped.swap_remove(index.index(flipped.len()));
+                    for path in [&file, &file.replace("journal/", "quarantine/")] {
+                        if disk.open(path).is_ok() {
+                            disk.flip(path, at);
+                        }
+                    }
+                    seconds += 10;
+                    prop_assert!(group.check_damaged(at_ms(seconds * 1000)).unwrap());
+                    scrub_all(&mut group, &mut seconds);
+                    check(&mut group, 60);
+                }
             }
             // A header in what opening has to read.
             Err(error) => prop_assert_eq!(error.refusal_kind(), RefusalKind::Damaged),
