@@ -416,6 +416,61 @@ fn a_restored_segment_of_which_a_part_is_folded_heals_the_images() {
     );
 }
 
+/// Restored in either order: what an unknown segment may have changed waits for both.
+#[test]
+fn what_was_lost_under_a_segment_of_which_nothing_is_known_is_never_shown_too_early() {
+    const SEQS: std::ops::Range<u64> = 2..40;
+    for first in [0, 1] {
+        let disk = Memory::new();
+        let mut group = two_with(&disk, Form::Vector, windowed(DAY_MS));
+        for seq in SEQS {
+            let body = DiskChange { offset: seq * SLOT, ..record(0, seq, hlc(seq), &[]).body };
+            send(&mut group, Record { body, ..record(0, seq, hlc(seq), &[]) });
+            group.flush();
+        }
+        // The data of one record, and a header in the next segment, which has no index.
+        let flips = [(2, 3), (3, 80)].map(|(nth, before_end)| {
+            let (path, len_bytes) = path_of(&group, nth);
+            disk.flip(&path, len_bytes - before_end);
+            (path, len_bytes - before_end)
+        });
+        let unknown = group.journal.segments()[3].index;
+        group.journal.forget_entries_of(unknown);
+        let mut seconds = 0;
+        scrub_all(&mut group, &mut seconds);
+        group.options = windowed(0);
+        while fold(&mut group, at_ms(DAY_MS)) {}
+        assert!(group.fold.damaged.is_unknown(unknown));
+        let shown = |group: &mut Group<Memory>| {
+            let past = group.history().unwrap();
+            let views = past.open(&past.newest().unwrap()).unwrap();
+            let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+            let is_shown = |seq: &u64| {
+                let mut data = [0; SLOT as usize];
+                let read = views[&key].read(seq * SLOT, &mut data);
+                assert!(
+                    read.is_err() || data == [*seq as u8; SLOT as usize],
+                    "seq {seq} has {data:?}"
+                );
+                read.is_ok()
+            };
+            SEQS.filter(is_shown).count()
+        };
+        let missing = shown(&mut group);
+        for (left, nth) in [(1, first), (0, 1 - first)] {
+            let (path, at) = &flips[nth];
+            disk.flip(&path.replace("journal/", "quarantine/"), *at);
+            seconds += 10;
+            assert!(group.check_damaged(at_ms(seconds * 1000)).unwrap());
+            group.tend_damage(at_ms((seconds + 2) * 1000));
+            assert_eq!(group.damaged().len(), left);
+            let is_whole = shown(&mut group) == SEQS.count();
+            assert_eq!((is_whole, group.latest_damaged().is_empty()), (left == 0, left == 0));
+        }
+        assert!(missing < SEQS.count());
+    }
+}
+
 /// A restored file may still heal what the images have of it. Segments that were whole just go.
 #[test]
 fn a_damaged_segment_that_was_folded_is_kept_beside_the_journal() {
