@@ -11,27 +11,28 @@ use tidelock_protocol::ids::MonoNanos;
 pub struct IdleShard {
     /// The least time between two NOPs.
     every_ns: u64,
-    /// The last stamp of its log.
+    /// The last effective stamp of its log.
     own: Hlc,
-    /// The last stamp of any shard's updates.
+    /// The last effective stamp of any shard's updates.
     frontier: Hlc,
     /// When the last NOP was asked for.
     last: Option<MonoNanos>,
 }
 
 impl IdleShard {
-    /// A shard of which nothing is known yet. `every_ns`: the least time between two of its NOPs.
+    /// A leader of the shard of which nothing is known yet: the next one begins anew, because what this one has appended may
+    /// be lost with it. `every_ns`: the least time between two NOPs.
     #[must_use]
     pub fn new(every_ns: u64) -> Self {
         Self { every_ns, own: Hlc::default(), frontier: Hlc::default(), last: None }
     }
 
-    /// The shard's log has an entry with this stamp, an update or a NOP.
+    /// The leader's log has an entry with this effective stamp, an update or a NOP.
     pub fn appended(&mut self, stamp: Hlc) {
         self.own = self.own.max(stamp);
     }
 
-    /// Some shard of the store has an update with this stamp.
+    /// Some shard of the store has an update with this effective stamp.
     pub fn heard(&mut self, update: Hlc) {
         self.frontier = self.frontier.max(update);
     }

@@ -71,8 +71,10 @@ impl Primary {
         primary
     }
 
-    /// A new leader, with its own clock and agent.
+    /// A new leader, with its own clock and agent. What it knows of stamps is in its log.
     fn lead(&mut self, rng: &mut Rng) {
+        self.idle = IdleShard::new(NOP_EVERY_NS);
+        self.idle.appended(self.log.last().map_or(Hlc(0), |last| last.effective));
         self.off_ns = rng.below(2 * EPSILON_NS + 1).cast_signed() - EPSILON_NS.cast_signed();
         let unacked_max = 1 + rng.below(40);
         let terms = Terms { replicas: self.replicas, unacked_max, patience_ns: PATIENCE_NS };
@@ -115,7 +117,7 @@ impl Primary {
             let data = op.map_or(u64::MAX, |op| op as u64).to_le_bytes();
             let entry = Entry { end: LogIndex(end), stamp, data: data.to_vec().into() };
             self.log.push(Placed { entry, effective, op });
-            self.idle.appended(stamp);
+            self.idle.appended(effective);
         }
         if self.commit < self.log.len() && rng.chance(1, 3) {
             self.commit += 1 + rng.index(self.log.len() - self.commit);
