@@ -3,7 +3,7 @@
 //! A fuzzer gets nowhere if it must guess magic numbers and checksums. So the first byte of an
 //! input says how much help it gets: [`nbd`] puts together a conversation from a short
 //! program, [`seal`] makes the checksums of frames and journals right after the fuzzer changed
-//! what they cover. Without help the bytes are taken as they are.
+//! what they cover, [`wal`] writes pages of a log. Without help the bytes are taken as they are.
 //!
 //! The targets `lying_host` and `lying_backup` begin where the decoders end: [`extremes`] makes well-formed messages with
 //! extreme values of their inputs.
@@ -11,6 +11,7 @@
 pub mod extremes;
 pub mod nbd;
 pub mod seal;
+pub mod wal;
 
 /// The lengths of the pieces in which a stream arrives, made from two bytes of the input.
 #[must_use]

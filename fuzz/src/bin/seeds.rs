@@ -36,7 +36,8 @@ fn main() -> io::Result<()> {
     write("cold_decode", cold())?;
     write("lying_host", lying_host())?;
     write("lying_backup", lying_backup())?;
-    write("tag", tags())
+    write("tag", tags())?;
+    write("wal_reader", logs())
 }
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
@@ -97,6 +98,39 @@ fn nbd_session() -> Seeds {
             "beyond-the-end",
             piecewise(0, &[&open(0), &[1, 0, 1, 20, 1, 9, 0, 0, 1, 63, 1, 63, 0, 0, 1, 20, 0, 0]]),
         ),
+    ]
+}
+
+/// Programs as [`tidelock_fuzz::wal::log`] reads them, and the first page of what one makes.
+fn logs() -> Seeds {
+    let program = |start: u16, steps: &[&[u8]]| {
+        [&[0, 7, 40][..], &start.to_le_bytes(), &steps.concat()].concat()
+    };
+    let commit = [1, 0, 0, 1, 0, 40, 0];
+    let every_part = [1, 2, 0xff, 3, 0, 1, 0, 2, 0, 4, 0, 1, 0, 40, 0];
+    let every_record: [&[u8]; 8] = [
+        &[0, 100, 0],
+        &commit,
+        &every_part,
+        &[2, 5, 1, 0, 40, 0, 100],
+        &[3, 2, 0, 3, 1, 2, 3],
+        &[4, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0],
+        &[8, 1],
+        &[0, 0x00, 0x40],
+    ];
+    let many = [0, 0x00, 0x4e].repeat(3);
+    let page = tidelock_fuzz::wal::log(&program(4 * 1024, &every_record)[3..]).bytes;
+    vec![
+        ("every-record", program(0, &every_record)),
+        ("into-the-next-segment", program(2 * 1024, &[&many, &commit])),
+        ("in-the-middle-of-a-page", program(100, &[&commit, &many])),
+        ("switch", program(3 * 1024 + 900, &[&commit, &[5], &commit])),
+        ("switch-over-a-page", program(0, &[&[7, 2], &[5], &commit])),
+        ("given-up", program(0, &[&commit, &[6, 0], &commit, &[6, 3], &commit])),
+        ("another-timeline", program(0, &[&commit, &[8, 2]])),
+        ("damaged-record", program(0, &[&commit, &commit, &[9, 0, 0, 100, 0, 1]])),
+        ("damaged-page", program(0, &[&many, &commit, &[9, 3, 0, 16, 0, 1]])),
+        ("page-as-it-is", [&[97, 7, 40], &page[..page.len().min(2000)]].concat()),
     ]
 }
 
