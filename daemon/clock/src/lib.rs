@@ -1,0 +1,23 @@
+//! Clock guard: a bound ε on the error of the host's wall clock, and whether stamps of that clock are believed
+//! (Slogger 4).
+//!
+//! Shard logs order the writes of several hosts by stamps of synchronised clocks. A stamp of a clock whose error is
+//! unknown can put a write before another that was acknowledged earlier. The guard therefore *fails closed*: without
+//! a fresh measurement by a locked servo, and without a bound below the configured maximum, the clock is not
+//! believed. Slogger trusts that replication takes longer than the error of the clocks; with ε known, commit
+//! wait makes a guarantee of that assumption.
+//!
+//! Everything takes bytes and readings of the clocks as arguments, and does no I/O.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`ptp`] | management messages of PTP, as linuxptp's `ptp4l` speaks them |
+//! | [`sample`] | what a source says of the clock, whichever source |
+#![forbid(unsafe_code)]
+
+mod bytes;
+
+pub mod ptp;
+pub mod sample;
+
+pub use sample::{Answer, MasterId, NoSample, Sample, Servo, Taken};
