@@ -12,11 +12,13 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`ptp`] | management messages of PTP, as linuxptp's `ptp4l` speaks them |
+//! | [`chrony`] | the report `tracking` of chrony |
 //! | [`sample`] | what a source says of the clock, whichever source |
 #![forbid(unsafe_code)]
 
 mod bytes;
 
+pub mod chrony;
 pub mod ptp;
 pub mod sample;
 
