@@ -11,15 +11,24 @@
 //!
 //! | module | what it is for |
 //! |---|---|
+//! | [`reading`] | a reading of the wall clock, beside a clock that nobody steers |
 //! | [`ptp`] | management messages of PTP, as linuxptp's `ptp4l` speaks them |
 //! | [`chrony`] | the report `tracking` of chrony |
 //! | [`sample`] | what a source says of the clock, whichever source |
+//! | [`bound`] | ε: the formula, what each term covers, and what none covers |
+//! | [`guard`] | samples and time in, believed or not out |
 #![forbid(unsafe_code)]
 
 mod bytes;
 
+pub mod bound;
 pub mod chrony;
+pub mod guard;
 pub mod ptp;
+pub mod reading;
 pub mod sample;
 
+pub use bound::ErrorBound;
+pub use guard::{ClockGuard, Limits, Sampled, Verdict, Why};
+pub use reading::Reading;
 pub use sample::{Answer, MasterId, NoSample, Sample, Servo, Taken};
