@@ -4,8 +4,8 @@
 //! Shard logs order the writes of several hosts by stamps of synchronised clocks. A stamp of a clock whose error is
 //! unknown can put a write before another that was acknowledged earlier. The guard therefore *fails closed*: without
 //! a fresh measurement by a locked servo, and without a bound below the configured maximum, the clock is not
-//! believed. Slogger trusts that replication takes longer than the error of the clocks; with ε known, commit
-//! wait makes a guarantee of that assumption.
+//! believed. Slogger trusts that replication takes longer than the error of the clocks; with ε known, [commit
+//! wait](wait) makes a guarantee of that assumption.
 //!
 //! Everything takes bytes and readings of the clocks as arguments, and does no I/O.
 //!
@@ -17,6 +17,7 @@
 //! | [`sample`] | what a source says of the clock, whichever source |
 //! | [`bound`] | ε: the formula, what each term covers, and what none covers |
 //! | [`guard`] | samples and time in, believed or not out |
+//! | [`wait`] | stamps, and the time until which a reply waits (Spanner's commit wait) |
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -27,6 +28,7 @@ pub mod guard;
 pub mod ptp;
 pub mod reading;
 pub mod sample;
+pub mod wait;
 
 pub use bound::ErrorBound;
 pub use guard::{ClockGuard, Limits, Sampled, Verdict, Why};
