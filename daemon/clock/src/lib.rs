@@ -7,7 +7,7 @@
 //! believed. Slogger trusts that replication takes longer than the error of the clocks; with ε known, [commit
 //! wait](wait) makes a guarantee of that assumption.
 //!
-//! Everything takes bytes and readings of the clocks as arguments, and does no I/O.
+//! Everything but [`driver`] takes bytes and readings of the clocks as arguments, and does no I/O.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -18,12 +18,14 @@
 //! | [`bound`] | ε: the formula, what each term covers, and what none covers |
 //! | [`guard`] | samples and time in, believed or not out |
 //! | [`wait`] | stamps, and the time until which a reply waits (Spanner's commit wait) |
+//! | [`driver`] | sockets to `ptp4l` and `chronyd`, and the clocks of this host |
 #![forbid(unsafe_code)]
 
 mod bytes;
 
 pub mod bound;
 pub mod chrony;
+pub mod driver;
 pub mod guard;
 pub mod ptp;
 pub mod reading;
