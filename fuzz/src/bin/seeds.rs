@@ -1,7 +1,8 @@
 //! Writes the seeds of the corpus: `cargo run -p tidelock-fuzz --bin seeds`.
 //!
 //! They are made with the product's own encoders, so they are to be made again when a format
-//! changes. Each begins with the bytes that its target takes off the front.
+//! changes. Each begins with the bytes that its target takes off the front. Those of `clock_answers` are not made here:
+//! real servers of time have sent them.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use std::path::Path;
