@@ -122,6 +122,10 @@ fn recorded_looks_say_whether_the_clock_follows_a_master() {
     };
     let locked = Answer { servo: Servo::Locked, sample: Ok(sample) };
     assert_eq!(answer_of(0x12c, &recorded(&FOLLOWING)), Ok(locked));
+    // A clock that is its own grandmaster follows nobody, whatever its ports say.
+    let mut alone = recorded(&FOLLOWING);
+    alone[3][92..96].fill(0);
+    assert_eq!(answer_of(0x12c, &alone), Ok(none));
     // The grandmaster is still named, and the last offset told.
     assert_eq!(answer_of(0x200, &recorded(&ABANDONED)), Ok(none));
 }
