@@ -142,7 +142,7 @@ impl BackupShard {
         }
         let before = self.commit;
         self.commit += 1 + rng.index(self.log.len() - self.commit);
-        for item in self.log[before..self.commit].to_vec() {
+        for item in &self.log[before..self.commit] {
             let bsa = &mut self.replicas[self.leader];
             match item {
                 Item::Closed => bsa.closed(),
