@@ -278,10 +278,19 @@ impl Psa {
         Some(MonoNanos(since.0.saturating_add(self.terms.patience_ns)))
     }
 
-    /// b-commit: the log may be trimmed up to here, and no further.
+    /// b-commit: the log may be trimmed up to here, and no further. Never beyond what is committed at home, whatever the
+    /// backup says.
     #[must_use]
     pub fn b_commit(&self) -> LogIndex {
-        self.b_commit
+        self.b_commit.min(self.commit)
+    }
+
+    /// The end of what the backup says that it has, if that is beyond what is known to be committed here. A new leader learns
+    /// soon that it is; where that lasts, the backup has another log than this one, or lies. Nothing is sent meanwhile.
+    #[must_use]
+    pub fn ahead(&self) -> Option<LogIndex> {
+        let (sent, _) = self.sent()?;
+        (sent > self.commit).then_some(sent)
     }
 
     /// sent-spec and sent-acked, if the backup has said where it stands.
@@ -383,6 +392,16 @@ mod tests {
         let later = MonoNanos(late.0 + TERMS.patience_ns);
         assert_eq!(psa.poll(late), None);
         assert_eq!(psa.poll(later), Some(Step::Ask { replica: 1 }));
+    }
+
+    #[test]
+    fn a_backup_that_claims_too_much_has_nothing_trimmed_that_is_not_committed() {
+        let mut psa = agent(standing(9, 8), 5);
+        assert_eq!((psa.b_commit(), psa.ahead()), (LogIndex(5), Some(LogIndex(9))));
+        assert_eq!(read(&mut psa), None);
+        psa.committed(LogIndex(10), START);
+        assert_eq!((psa.b_commit(), psa.ahead()), (LogIndex(8), None));
+        assert_eq!(read(&mut psa), Some((9, 10)));
     }
 
     #[test]
