@@ -52,7 +52,7 @@ class Ptp:
         argv.append(f"SET SYNCHRONIZATION_UNCERTAIN_NP {value}")
 
         def heard():
-            # Without an answer `pmc` ends all the same. A socket that a killed `ptp4l` has left answers nobody.
+            # `pmc` ends without an answer, too. A socket that a killed `ptp4l` has left answers nobody.
             done = subprocess.run(argv, capture_output=True, text=True, timeout=LONG_S, check=False)
             return f"uncertain {value}" in done.stdout
 
@@ -135,6 +135,6 @@ def test_a_ptp4l_that_is_killed_or_started_again_is_noticed_and_found(run):
     follower.start()
     watch.until("the new ptp4l is found", believed)
 
-    # Without a word that the clock is certain, nobody steers it.
+    # No word that the clock is certain: nobody steers it.
     follower.declare_uncertain(1)
     watch.until("the servo is not locked", not_believed("not_locked"))

@@ -148,13 +148,13 @@ impl ImageDamage {
         }
     }
 
-    /// Whether a fold has passed this segment without knowing what it changed.
+    /// True if a fold has passed this segment without knowing what it changed.
     #[must_use]
     pub fn is_unknown(&self, segment: u64) -> bool {
         self.unknown.contains(&segment)
     }
 
-    /// Whether something waits for this segment.
+    /// True if something waits for this segment.
     #[must_use]
     pub fn waits_for(&self, segment: u64) -> bool {
         self.is_unknown(segment) || self.iter().any(|(_, _, with)| with == LostWith(Some(segment)))
@@ -321,14 +321,14 @@ mod tests {
     const KEY: DiskKey = DiskKey::FIRST;
     const BYTES: u64 = 8;
 
-    /// One byte of an image: what it has, and the segments that may have had what should be there.
+    /// A byte of an image: its content, and the segments that may have had what should be there.
     #[derive(Clone, Debug, Default, PartialEq)]
     struct Byte {
         has: u64,
         waits_for: BTreeSet<u64>,
     }
 
-    /// What happens to a segment in a fold.
+    /// Fate of a segment in a fold.
     #[derive(Clone, Debug)]
     enum Fate {
         Written,
@@ -398,7 +398,7 @@ mod tests {
                     }
                 }
             }
-            // Whatever is shown is what was written last.
+            // A byte that is shown is the one that was written last.
             for (at, byte) in (0..).zip(&image).filter(|(_, byte)| byte.waits_for.is_empty()) {
                 let last = segments.iter().zip(1..).filter(|((range, _), _)| range.contains(&at)).map(|(_, segment)| segment);
                 prop_assert_eq!(byte.has, last.last().unwrap_or(0));

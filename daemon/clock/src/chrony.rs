@@ -121,7 +121,7 @@ pub enum ChronyError {
 /// Decodes a datagram of `chronyd`.
 ///
 /// # Errors
-/// Whatever is not exactly a report of tracking.
+/// Bytes that are not exactly a report of tracking.
 pub fn decode(datagram: &[u8]) -> Result<Tracking, ChronyError> {
     let length = ChronyError::Length(datagram.len());
     let mut rest = Bytes(datagram);

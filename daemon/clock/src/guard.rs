@@ -166,7 +166,7 @@ pub enum Why {
     /// Enough samples, in too short a time since the servo locked.
     #[error("the servo of the clock has been locked for {for_ns} of {need_ns} ns")]
     Settling {
-        /// From the first sample to the last.
+        /// Time from the first sample to the last.
         for_ns: u64,
         /// Time that is needed.
         need_ns: u64,

@@ -218,7 +218,7 @@ pub enum PtpError {
 /// Decodes a datagram of `ptp4l`.
 ///
 /// # Errors
-/// Whatever is not exactly a response to a GET of a known data set, or its refusal.
+/// Bytes that are not exactly a response to a GET of a known data set, or its refusal.
 pub fn decode(datagram: &[u8]) -> Result<Response, PtpError> {
     let short = PtpError::Short(datagram.len());
     let mut header = Bytes(datagram);

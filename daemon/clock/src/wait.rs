@@ -12,7 +12,7 @@
 //! **Cost.** A write that is stamped with ε and acknowledged with the same ε waits for 2ε from its stamp on. Waiting
 //! and replicating run at the same time, so a replication that takes longer than 2ε hides it.
 //!
-//! These functions are pure; take `now` and ε from the same [verdict](crate::guard::ClockGuard::verdict). A store whose
+//! The functions are pure; take `now` and ε from the same [verdict](crate::guard::ClockGuard::verdict). A store whose
 //! stamps are coarser than nanoseconds rounds them *up*.
 
 /// The time by which to stamp: nothing that was acknowledged before has a greater stamp.

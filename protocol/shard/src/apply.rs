@@ -1,4 +1,4 @@
-//! Which committed entries of a backup shard may be applied (Slogger 5.3, apply-to).
+//! Entries of a backup shard that may be applied (Slogger 5.3, apply-to).
 
 use crate::log::{LogIndex, LogPoint};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ pub struct ApplyTo {
 }
 
 impl ApplyTo {
-    /// Of a shard whose entries up to `applied` are applied.
+    /// A shard whose entries up to `applied` are applied.
     #[must_use]
     pub fn after(applied: LogIndex) -> Self {
         Self { apply_to: applied, ..Self::default() }

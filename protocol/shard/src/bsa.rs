@@ -1,7 +1,7 @@
 //! Backup Slogger agent (Slogger 5.3): takes the entries of one shard in their order, and says what is committed.
 //!
-//! It works only in the replica that leads the backup shard. What it knows comes from that replica's log, also that a recovery
-//! has closed the log: the mark of it stands there like an entry, and whoever leads the shard later finds it.
+//! The agent works only in the replica that leads the backup shard. Its knowledge comes from that replica's log, also that
+//! a recovery has closed the log: the mark of it stands there like an entry, and whoever leads the shard later finds it.
 
 use crate::log::{Entry, LogIndex, LogPoint};
 use crate::watermark::{Order, Report};
@@ -42,7 +42,7 @@ pub struct Received {
     pub append: Vec<Entry>,
 }
 
-/// What an order of the watermark service asks for.
+/// Work that an order of the watermark service asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Todo {
     /// advance-apply-to: entries up to this stamp may be applied.
@@ -53,10 +53,10 @@ pub enum Todo {
     Recover(Hlc),
 }
 
-/// Whether a recovery has closed the log.
+/// Progress of a recovery that closes the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Closing {
-    /// It is open to the primary.
+    /// Open to the primary.
     #[default]
     Open,
     /// The mark is in the log, and not committed.
@@ -92,7 +92,7 @@ impl Bsa {
     /// A PSA has sent this.
     ///
     /// # Errors
-    /// It breaks the rules; nothing of it was taken.
+    /// The message breaks the rules; nothing of it was taken.
     pub fn received(&mut self, message: Backup) -> Result<Received, BsaError> {
         let Backup { attempt, after, entries } = message;
         let reply = |verdict| Reply { attempt, verdict };
@@ -175,7 +175,7 @@ impl Bsa {
         self.is_recovered = true;
     }
 
-    /// What the watermark service is to know, all of it each time. `None`: this replica does not lead.
+    /// Report to the watermark service, all of it each time. `None`: this replica does not lead.
     #[must_use]
     pub fn report(&self) -> Option<Report> {
         let log = self.log?;

@@ -1,4 +1,4 @@
-//! When a shard that has nothing to write appends a NOP (Slogger 5.5.3), so that the watermark can pass it.
+//! NOPs of a shard that has nothing to write (Slogger 5.5.3), so that the watermark can pass it.
 //!
 //! Only while others write: a NOP is never a reason for another shard's NOP, so a store without writes is silent.
 
@@ -15,7 +15,7 @@ pub struct IdleShard {
     own: Hlc,
     /// The last effective stamp of any shard's updates.
     frontier: Hlc,
-    /// When the last NOP was asked for.
+    /// Time at which the last NOP was asked for.
     last: Option<MonoNanos>,
 }
 

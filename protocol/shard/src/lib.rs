@@ -19,7 +19,7 @@
 //! | `apply` | which committed entries may be applied (apply-to) |
 //! | `idle` | when a shard that has nothing to write appends a NOP (5.5.3) |
 //!
-//! All state here can be lost and is rebuilt: that of a PSA by asking the BSA, that of a BSA from its shard's log, that of
+//! Every state here can be lost and is rebuilt: that of a PSA by asking the BSA, that of a BSA from its shard's log, that of
 //! the watermark service from all BSAs. What must survive is in the logs: entries, and the mark of a recovery ([`Closing`]).
 //!
 //! `docs/shard-logs.md` has the contract of a store, and the proof that cuts by effective stamps are prefixes.
@@ -59,7 +59,7 @@ pub struct Reply {
     pub verdict: Verdict,
 }
 
-/// What became of a [`Backup`].
+/// Outcome of a [`Backup`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Ack: the entries will be appended to the backup shard's log, or are there already.
@@ -68,13 +68,13 @@ pub enum Verdict {
     OutOfOrder(Standing),
     /// The answer to a question. Sending goes on after [`Standing::append`].
     Asked(Standing),
-    /// This replica does not lead the backup shard: another one is to be asked.
+    /// Refusal: the replica does not lead the backup shard, and another one is to be asked.
     NotLeader,
     /// A recovery has begun: the backup shard takes no entries of this primary any more.
     Fenced,
 }
 
-/// How far the backup shard is.
+/// Progress of the backup shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Standing {
     /// append-idx: the end of the last entry that was received in order. Not yet safe.

@@ -1,4 +1,4 @@
-//! What a shard's log is made of.
+//! Positions, stamps and entries of a shard's log.
 
 use bytes::Bytes;
 use std::fmt;
@@ -26,7 +26,7 @@ pub struct LogPoint {
     pub stamp: Hlc,
 }
 
-/// One entry of a shard's log.
+/// An entry of a shard's log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Its end.

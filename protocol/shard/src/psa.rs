@@ -18,13 +18,13 @@ use tidelock_protocol::ids::MonoNanos;
 pub struct Terms {
     /// Replicas of the backup shard: any of them may lead it.
     pub replicas: u16,
-    /// When so much is sent and not acknowledged, nothing more is, counted as the log counts ([`LogIndex`]).
+    /// Limit of what is sent and not acknowledged, counted as the log counts ([`LogIndex`]): then nothing more is sent.
     pub unacked_max: u64,
     /// After so long without an answer, or while nothing of what was sent is committed, the backup is asked where it stands.
     pub patience_ns: u64,
 }
 
-/// What an agent wants to be done.
+/// Work that an agent wants to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send [`Psa::question`] to this replica of the backup shard.
@@ -41,7 +41,7 @@ pub enum Step {
     },
 }
 
-/// What cannot be true.
+/// Claims that cannot be true.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PsaError {
     /// The backup has committed more than it has received.
@@ -72,12 +72,12 @@ pub enum PsaError {
     },
 }
 
-/// What an agent knows of the backup.
+/// Knowledge that an agent has of the backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Backs {
-    /// Where it stands is to be asked. `since`: the question is out.
+    /// Unknown: the backup's place is to be asked. `since`: the question is out.
     Unknown { since: Option<MonoNanos> },
-    /// It is at work.
+    /// At work.
     Known {
         /// sent-spec: the last entry that was sent.
         sent: LogPoint,
@@ -86,7 +86,7 @@ enum Backs {
         /// The last time that it has committed something, or that there was nothing for it to do.
         progress: MonoNanos,
     },
-    /// It has been recovered. Nothing is sent any more.
+    /// Recovered: nothing is sent any more.
     Fenced,
 }
 
@@ -134,7 +134,7 @@ impl Psa {
         }
     }
 
-    /// What to do now. After [`Step::Ask`] and [`Psa::send`] there may be more.
+    /// Next step. After [`Step::Ask`] and [`Psa::send`] there may be more.
     pub fn poll(&mut self, now: MonoNanos) -> Option<Step> {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
             // A replica that does not answer may be dead, and another one leads. One that answers and makes no progress
@@ -201,7 +201,7 @@ impl Psa {
     /// A replica of the backup shard has answered.
     ///
     /// # Errors
-    /// What it says cannot be true; the connection must end.
+    /// The replica says what cannot be true; the connection must end.
     pub fn received(&mut self, from: u16, reply: &Reply, now: MonoNanos) -> Result<(), PsaError> {
         // An answer to what was sent before the agent began anew says nothing of now.
         if from != self.replica || reply.attempt != self.attempt {

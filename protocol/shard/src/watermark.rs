@@ -1,6 +1,6 @@
 //! The watermark service (Slogger 5.4): the least stamp that every shard has committed at the backup.
 //!
-//! Its state is what the shards report, so a new instance is right as soon as all have reported once, and two at once do no
+//! The state is what the shards report, so a new instance is right as soon as all have reported once, and two at once do no
 //! harm.
 //!
 //! A recovery (5.6) closes the log of every shard, for good, and then the final watermark is the least stamp at which one was
@@ -17,7 +17,7 @@ pub struct Report {
     pub lcommit: Hlc,
     /// A recovery has closed its log: `lcommit` is final.
     pub is_closed: bool,
-    /// All up to the final watermark is applied, and the shard is ready to serve.
+    /// Ready to serve: everything up to the final watermark is applied.
     pub is_recovered: bool,
 }
 
@@ -45,9 +45,9 @@ pub struct NoShard {
 /// A shard, as far as an instance has heard of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Slot {
-    /// Its entry of the shard timestamp vector (STV).
+    /// Entry of the shard timestamp vector (STV).
     lcommit: Hlc,
-    /// It has reported to this instance.
+    /// True once the shard has reported to this instance.
     is_known: bool,
     is_closed: bool,
     is_recovered: bool,
@@ -71,7 +71,7 @@ impl WatermarkService {
     /// A shard reports. True: [`WatermarkService::order`] has changed, for all shards.
     ///
     /// # Errors
-    /// There is no such shard.
+    /// The store has no such shard.
     pub fn reported(&mut self, shard: u16, report: Report) -> Result<bool, NoShard> {
         let before = self.order();
         let shards = self.shards.len();
@@ -91,7 +91,7 @@ impl WatermarkService {
         self.is_recovery = true;
     }
 
-    /// What every shard is to be told now: sent when it changes, to a shard that reports, and again if it may be lost.
+    /// Order to every shard now: sent when it changes, to a shard that reports, and again if it may be lost.
     /// [`None`]: not all shards have reported yet.
     #[must_use]
     pub fn order(&self) -> Option<Order> {

@@ -19,24 +19,24 @@ use tidelock_shard::{
 };
 
 const REPLICAS: u16 = 2;
-/// Nothing in the model waits for time to pass: what an agent does after its patience is an event of its own.
+/// Time of every call: what an agent does after its patience is an event of its own, and no time passes.
 const NOW: MonoNanos = MonoNanos(0);
 const TERMS: Terms = Terms { replicas: REPLICAS, unacked_max: 2, patience_ns: u64::MAX };
 /// ε, in ticks of the model's time.
 const EPSILON: u64 = 1;
 
-/// How much happens.
+/// Bounds of what happens.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
-    /// Of each operation, its shard.
+    /// Shard of each operation.
     ops: &'static [usize],
     ticks: u64,
     faults: u8,
     disaster: bool,
     /// Messages under way at most.
     under_way: usize,
-    /// What is placed is committed at once, at both sites. Without faults nothing else can come of what is not committed
-    /// yet, and there are far fewer states.
+    /// Entries that are placed are committed at once, at both sites. Without faults nothing else can come of what is not
+    /// committed yet, and there are far fewer states.
     at_once: bool,
     /// The store keeps to its contract: a reply waits until the clock has passed the stamp.
     commit_wait: bool,
@@ -47,13 +47,13 @@ struct Bounds {
 enum Life {
     #[default]
     Unasked,
-    /// It has its stamp.
+    /// Stamped.
     Begun(u64),
-    /// It is in the log of its shard.
+    /// Placed in the log of its shard.
     Placed,
     /// Its client has the reply.
     Known,
-    /// It was lost with a leader.
+    /// Lost with a leader.
     Failed,
 }
 
@@ -67,7 +67,7 @@ struct Op {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Agent {
     psa: Psa,
-    /// What a deposed leader's agent sees.
+    /// Log as a deposed leader's agent sees it.
     frozen: Option<(Vec<Entry>, usize)>,
 }
 
@@ -75,7 +75,7 @@ struct Agent {
 struct Home {
     log: Vec<Entry>,
     commit: usize,
-    /// Whether the leader's clock is ahead or behind, by ε.
+    /// True if the leader's clock is ahead by ε; behind otherwise.
     is_ahead: bool,
     agents: Vec<Agent>,
 }
@@ -105,7 +105,7 @@ struct State {
     ops: Vec<Op>,
     home: Vec<Home>,
     far: Vec<Far>,
-    /// By a hash, so that the same messages are the same state in whatever order they were sent.
+    /// Messages by a hash, so that the same ones are the same state in whatever order they were sent.
     network: BTreeMap<u64, (usize, Message)>,
     service: WatermarkService,
     disaster: bool,
@@ -327,12 +327,12 @@ impl State {
         inside.collect()
     }
 
-    /// What may be applied now.
+    /// Operations that may be applied now.
     fn applied(&self) -> Vec<usize> {
         self.ops_up_to(|far| far.apply.apply_to())
     }
 
-    /// What is there to be applied: shards hear of one watermark at different times (Slogger 4). Once all are recovered,
+    /// Operations that are there to be applied: shards hear of one watermark at different times (Slogger 4). Once all are recovered,
     /// nothing more is.
     fn available(&self) -> Vec<usize> {
         let is_recovered = self.far.iter().all(|far| far.recovered.is_some());

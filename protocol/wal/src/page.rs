@@ -59,7 +59,7 @@ pub(crate) struct Common {
 pub(crate) enum Front {
     /// A record.
     Record,
-    /// This many bytes of an earlier record, on this page and further ones. Not 0.
+    /// Bytes of an earlier record, on this page and further ones. Not 0.
     Continuation(u32),
     /// A record in the place of the rest of an earlier one.
     Overwrites,

@@ -37,7 +37,7 @@ impl Chronyd {
         };
         self.sequence = self.sequence.wrapping_add(1);
         let asked = UdpSocket::bind(any).and_then(|socket| {
-            // From here on only the server's datagrams are received, and its absence is an error.
+            // Connected, the socket receives the server's datagrams alone, and its absence is an error.
             socket.connect(self.server)?;
             socket.send(&request(self.sequence))?;
             Ok(socket)

@@ -104,7 +104,7 @@ impl Source for Ptp4l {
             self.socket = Some(socket);
         } else {
             let path = self.directory.path().join(self.bound.to_string());
-            // Whatever is left goes with the directory.
+            // Files that are left go with the directory.
             let _ = std::fs::remove_file(path);
         }
         answer

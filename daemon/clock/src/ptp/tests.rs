@@ -161,7 +161,7 @@ fn a_delay_that_was_not_measured_is_no_delay_of_zero() {
     datagrams[1][64..72].fill(0);
     let sample = |datagrams: &[Vec<u8>]| answer_of(0x12c, datagrams).expect("an answer").sample;
     assert_eq!(sample(&datagrams), Err(NoSample::DelayUnknown));
-    // From peer to peer the delay is the port's.
+    // Delay from peer to peer is the port's.
     datagrams[0][77] = 2;
     assert_eq!(sample(&datagrams), Err(NoSample::DelayUnknown));
     datagrams[0][66..74].copy_from_slice(&(900i64 << 16).to_be_bytes());

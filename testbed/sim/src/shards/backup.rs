@@ -10,7 +10,7 @@ use tidelock_shard::{
     ApplyTo, Backup, Bsa, Closing, Entry, LogIndex, LogPoint, Order, Reply, Report, Standing, Todo,
 };
 
-/// What stands in the log of a backup shard.
+/// Item of the log of a backup shard.
 #[derive(Clone, Debug)]
 enum Item {
     Entry(Entry),
@@ -26,7 +26,7 @@ pub(super) struct BackupShard {
     commit: usize,
     replicas: Vec<Bsa>,
     leader: usize,
-    /// Which entries the leader may apply.
+    /// Entries that the leader may apply.
     apply: ApplyTo,
     /// Committed entries, and how many of the primary's they are.
     pub(super) entries: usize,
@@ -90,7 +90,7 @@ impl BackupShard {
         entry.unwrap_or_default()
     }
 
-    /// How far the mark of a recovery is.
+    /// Progress of the mark of a recovery.
     fn closing(&self) -> Closing {
         match self.log.iter().position(|item| matches!(item, Item::Closed)) {
             None => Closing::Open,

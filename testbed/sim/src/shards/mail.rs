@@ -2,10 +2,10 @@
 
 use crate::rng::Rng;
 
-/// One direction between two agents.
+/// A direction between two agents.
 #[derive(Clone, Debug)]
 pub(super) struct Mail<M> {
-    /// With the time of arrival, in nanoseconds.
+    /// Messages with their time of arrival, in nanoseconds.
     under_way: Vec<(u64, M)>,
 }
 

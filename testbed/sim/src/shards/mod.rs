@@ -14,7 +14,7 @@ use crate::counts::Counts;
 use crate::failure::Checked;
 use crate::rng::Rng;
 
-/// One store from beginning to end.
+/// Runs a store from beginning to end.
 pub(crate) fn live(seed: u64, counts: &mut Counts) -> Checked {
     // The rest of the seed has a sequence of its own: what is added here moves nothing there.
     let mut store = store::Store::new(Rng::new(seed ^ 0x7368_6172_6473));

@@ -8,7 +8,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_shard::{Backup, Entry, IdleShard, LogIndex, Psa, Reply, Step, Terms};
 
-/// How often a shard that has nothing to write may append a NOP.
+/// Least time between two NOPs of a shard that has nothing to write.
 const NOP_EVERY_NS: u64 = 200_000;
 
 /// An entry as the leader has placed it.
@@ -33,7 +33,7 @@ struct Begun {
 #[derive(Debug)]
 struct Agent {
     psa: Psa,
-    /// What it sees of the log, if its leader was deposed: what was there then.
+    /// Log as it was when the agent's leader was deposed.
     frozen: Option<(Vec<Placed>, usize)>,
     to_backup: Mail<(u16, Backup)>,
     from_backup: Mail<(u16, Reply)>,
@@ -226,7 +226,7 @@ impl Primary {
         }
     }
 
-    /// What is committed at home and not at the backup, for people.
+    /// Lag of the backup behind what is committed at home, for people.
     pub(super) fn lag(&self, safe: LogIndex) -> Option<String> {
         let last = self.log[..self.commit].last().map_or(LogIndex(0), |last| last.entry.end);
         (last > safe || self.commit < self.log.len()).then(|| {

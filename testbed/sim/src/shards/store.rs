@@ -9,7 +9,7 @@ use tidelock_shard::{LogIndex, WatermarkService};
 
 /// The most that a clock is off.
 pub(super) const EPSILON_NS: u64 = 10_000;
-/// One way between the sites.
+/// Time of one way between the sites.
 pub(super) const DELAY_NS: u64 = 500_000;
 /// An agent asks after so long.
 pub(super) const PATIENCE_NS: u64 = 4 * DELAY_NS;
@@ -25,9 +25,9 @@ const CALM_STEPS: u64 = 20_000;
 /// A write of a client.
 #[derive(Clone, Debug)]
 pub(super) struct Op {
-    /// When it was asked for.
+    /// Time at which the client asked for it.
     asked: u64,
-    /// When its client, or a reader, could know of it.
+    /// Time from which its client, or a reader, could know of it.
     pub(super) visible: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ impl Store {
         self.disaster
     }
 
-    /// From beginning to end.
+    /// Runs the store from beginning to end.
     pub(super) fn live(&mut self) -> Checked {
         let disaster_at = self.rng.chance(2, 3).then(|| self.rng.range(STEPS / 2..STEPS));
         for step in 0..STEPS {
@@ -237,7 +237,7 @@ impl Store {
         Ok(())
     }
 
-    /// What is still to come, if anything.
+    /// Work that is still to come, if any.
     fn restless(&self) -> Option<String> {
         if !self.disaster {
             for (shard, (primary, backup)) in self.primary.iter().zip(&self.backup).enumerate() {
@@ -261,7 +261,7 @@ impl Store {
         late.map(|shard| format!("shard {shard} of the old primary does not know of the recovery"))
     }
 
-    /// All shards are recovered at one cut.
+    /// Checks that every shard is recovered at one cut.
     fn check_recovered(&self) -> Checked {
         let finals: Vec<_> = self.backup.iter().map(|shard| shard.recovered).collect();
         let same = finals.iter().all(|of| of.is_some() && *of == finals[0]);
