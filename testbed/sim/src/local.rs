@@ -171,7 +171,7 @@ impl World {
 
     /// Does again on the local disks the writes that an earlier process was killed in.
     pub(crate) fn redo(&mut self, vm: usize) -> Checked {
-        let run = self.vms[vm].run.as_ref().expect("runs");
+        let Some(run) = &self.vms[vm].run else { return Ok(()) };
         let redone = std::mem::take(&mut *run.redone.lock().expect("one thread"));
         let Some((records, last)) = redone.split_last().map(|(last, _)| (&redone, last)) else {
             return Ok(());
@@ -190,7 +190,7 @@ impl World {
 
     /// Disks that the loop has synced by itself, at its clean end.
     pub(crate) fn sync_at_the_end(&mut self, vm: usize) {
-        let run = self.vms[vm].run.as_ref().expect("runs");
+        let Some(run) = &self.vms[vm].run else { return };
         let synced = run.ends.synced.take();
         for disk in synced {
             self.vms[vm].disks[usize::from(disk.0)].sync();

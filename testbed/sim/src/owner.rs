@@ -430,6 +430,8 @@ impl World {
 
     /// Carries out what the loop has asked for. What comes of it while this goes on is carried out by it, too.
     pub(crate) fn carry_out(&mut self, vm: usize) -> Checked {
+        self.redo(vm)?;
+        self.sync_at_the_end(vm);
         let Some(run) = self.vms[vm].run.as_mut() else { return Ok(()) };
         if std::mem::replace(&mut run.is_carried_out, true) {
             return Ok(());
@@ -442,8 +444,6 @@ impl World {
     }
 
     fn carry_out_all(&mut self, vm: usize) -> Checked {
-        self.redo(vm)?;
-        self.sync_at_the_end(vm);
         loop {
             let Some(run) = &self.vms[vm].run else { return Ok(()) };
             let Some(asked) = run.queue.next() else { break };
