@@ -103,8 +103,10 @@ fn live(world: &mut World, options: &Options) -> Checked {
         world.comes_back()?;
         world.check_repaired()?;
     }
+    // The first hosts are back, and their guests may overflow a backlog, before the last one has ended.
+    let stood = world.counts.stood;
     let ends_whole = world.ends_cleanly()?;
-    let Counts { copies, stood, .. } = world.counts;
+    let copies = world.counts.copies;
     world.comes_back()?;
     let compares = world.counts.copies > copies && world.counts.stood == stood;
     check(!(ends_whole && compares), Checker::NothingCompared, || {

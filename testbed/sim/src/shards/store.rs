@@ -19,7 +19,7 @@ const GIVES_UP_NS: u64 = 3_000_000;
 const STEP_NS: u64 = 20_000;
 /// Steps with faults.
 const STEPS: u64 = 3000;
-/// Steps within which everything has come back.
+/// Without faults the backup commits something within so many steps, until everything has come back.
 const CALM_STEPS: u64 = 20_000;
 
 /// A write of a client.
@@ -95,9 +95,12 @@ impl Store {
         (self.faults, self.busy) = (false, false);
         self.backup.iter_mut().for_each(BackupShard::depose);
         self.primary.iter_mut().for_each(Primary::reconnect);
-        for step in 0.. {
-            let Some(why) = self.restless() else { break };
-            check(step < CALM_STEPS, Checker::ShardsComeBack, || why)?;
+        let (mut committed, mut steps) = (0, 0);
+        while let Some(why) = self.restless() {
+            let now = self.backup.iter().map(|shard| shard.entries).sum();
+            steps = if now > committed { 0 } else { steps + 1 };
+            committed = now;
+            check(steps < CALM_STEPS, Checker::ShardsComeBack, || why)?;
             self.step()?;
         }
         if self.disaster { self.check_recovered() } else { Ok(()) }
