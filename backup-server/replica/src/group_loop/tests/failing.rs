@@ -110,8 +110,8 @@ fn a_host_that_may_not_create_the_group_is_told_so_and_leaves_nothing() {
     assert!(matches!(of.state.unavailable(), RecoverError::Group(GroupError::Unknown)));
 }
 
-#[test]
-fn a_fold_that_has_failed_is_tried_again_after_a_while() {
+/// A group that folds at once, with a record that is not durable yet.
+fn folding() -> Looped {
     let mut driver = TestDriver::default();
     let options = GroupOptions { fold_min_bytes: 1, ..GroupOptions::default() };
     let mut state = GroupLoop::new("g", options);
@@ -121,6 +121,37 @@ fn a_fold_that_has_failed_is_tried_again_after_a_while() {
     let frames = VecDeque::from([Frame::Record(LINK.channel, copy_done())]);
     of.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
     of.record(2);
+    of
+}
+
+#[test]
+fn members_hear_of_a_group_that_breaks_at_the_end_of_a_turn() {
+    let mut of = folding();
+    // Until all of it is folded.
+    loop {
+        of.turn(0);
+        let jobs = std::mem::take(&mut of.driver.jobs);
+        if jobs.is_empty() {
+            break;
+        }
+        for (generation, job) in jobs {
+            of.state.job_done(generation, job.run(), at_ms(0));
+        }
+    }
+    of.record(3);
+    of.turn_alone(0);
+    assert!(of.sync_ends(0));
+    assert_eq!(of.refused(), []);
+    of.driver.disk.set_faults(Faults { sync_fails: true, ..Faults::default() });
+    of.turn_alone(0);
+    let reason = of.state.broken_because().expect("the fold cannot be put on record");
+    assert!(reason.contains("fold.json"), "{reason}");
+    assert_eq!(of.refused().len(), 1, "the member is to attach again");
+}
+
+#[test]
+fn a_fold_that_has_failed_is_tried_again_after_a_while() {
+    let mut of = folding();
     of.turn(0);
     let folds = |of: &mut Looped| {
         let jobs = std::mem::take(&mut of.driver.jobs);
