@@ -188,8 +188,22 @@ impl<F: StorageFile> Replay<'_, F> {
         }
         match step {
             Step::Record { record, at, .. } => self.is_beyond(record, *at),
-            Step::Note(note) => Ok(!follows(self.limit, place.before, note)),
+            Step::Note(note) => {
+                Ok(!follows(self.limit, place.before, note) || self.grows_beyond(note)?)
+            }
         }
+    }
+
+    /// Whether this change of the group's shape takes more into the cut than a vector names: in the HLC form, what has
+    /// waited for a writer that is removed.
+    fn grows_beyond(&self, note: &Note) -> Result<bool, PastError> {
+        let (Limit::Vector(vector), Note::Shape(_)) = (self.limit, note) else { return Ok(false) };
+        let (mut tracker, mut state) = (self.tracker.clone(), self.state.clone());
+        tracker.settle(&state.committed());
+        state.apply_note(note).map_err(unexpected)?;
+        tracker.reshape(&state);
+        let cut = tracker.settle(&state.committed());
+        Ok(!vector.covers(&trimmed(cut, &state, &self.of.state)))
     }
 
     /// Whether the answer is reached before this record.

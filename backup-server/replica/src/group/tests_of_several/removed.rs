@@ -3,7 +3,7 @@
 use super::indexes::index_all;
 use super::past::{fold, hlc, up_to, windowed};
 use super::*;
-use crate::history::PastError;
+use crate::history::{At, PastError};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const RECORDS: u64 = 60;
@@ -286,4 +286,24 @@ fn a_host_may_have_heard_that_a_writer_was_removed() {
     let said = told(&group.take_outputs(), link(0));
     assert_eq!((refused(&said), progress(&said).unwrap().durable), (None, Seq(2)));
     assert_eq!(group.cut().get(WriterId(0)), Seq(2));
+}
+
+/// In the HLC form a silent writer holds back what others wrote, and its removal lets that into the cut.
+#[test]
+fn seqs_of_before_a_removal_lead_to_a_point_before_it() {
+    let mut group = two_with(&Memory::new(), Form::Hlc, windowed(DAY_MS));
+    send(&mut group, record(1, 2, hlc(20), &[]));
+    send(&mut group, record(0, 2, hlc(15), &[]));
+    send(&mut group, record(0, 3, hlc(50), &[]));
+    group.flush();
+    let before = group.history().unwrap().newest().unwrap();
+    assert_eq!(before.cut, vector(&[2, 2]));
+    group.connection_lost(link(1).connection);
+    group.remove("b").unwrap();
+    let past = group.history().unwrap();
+    assert_eq!(past.newest().unwrap().cut, vector(&[3, 2]));
+    let by_seqs = |seqs: &[u64]| past.resolve(&At::Vector(vector(seqs))).unwrap();
+    let named = by_seqs(&[2, 2]);
+    assert_eq!((named.cut, named.writers), (before.cut, before.writers));
+    assert_eq!(by_seqs(&[3, 2]).writers, [WriterId(0)]);
 }
