@@ -200,7 +200,9 @@ impl World {
         if self.rng.chance(1, 2) {
             let group = self.rng.index(self.plan.groups.len());
             note!(self, "a sync of group {group} hangs for {} ms", span / MS);
-            self.backup.groups[group].hangs_until_ns = self.schedule.now_ns() + span;
+            let until_ns = self.schedule.now_ns() + span;
+            let slot = &mut self.backup.groups[group];
+            slot.hangs_until_ns = slot.hangs_until_ns.max(until_ns);
             return;
         }
         let vm = self.rng.index(self.vms.len());

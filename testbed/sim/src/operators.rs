@@ -134,8 +134,14 @@ impl World {
     }
 
     /// A wait is over when its end has come, unless another one was told since.
-    pub(crate) fn order_is_due(&self, group: usize, asker: Asker, at: MonoNanos) -> Checked {
+    pub(crate) fn order_is_due(&mut self, group: usize, asker: Asker, at: MonoNanos) -> Checked {
         let slot = &self.backup.groups[group];
+        let late_ns = slot.hangs_until_ns + LATE_NS;
+        let now_ns = self.schedule.now_ns();
+        if late_ns > now_ns {
+            self.later(Later::OrderIsDue { group, asker, at }, late_ns - now_ns);
+            return Ok(());
+        }
         let waits = slot.operators.waits.is_some_and(|(of, _)| of == asker);
         let is_late = waits && slot.operators.due == Some(at) && slot.group().is_some();
         check(!is_late, Checker::ComesBack, || {
@@ -151,6 +157,8 @@ impl World {
         match recovered {
             Ok(_) => {
                 self.counts.recoveries += 1;
+                // A server that stops right after it has answered is looked at when it is back.
+                self.backup.groups[group].operators.may_have_begun = true;
                 Ok(())
             }
             Err(error @ (RecoverError::Initialising { .. } | RecoverError::Seeded { .. })) => {
