@@ -27,6 +27,8 @@ pub const PEERS_MAX: usize = MEMBERS_MAX + 8;
 pub const PEER_MAX_BYTES: usize = 512;
 /// The most disks of one writer.
 pub const DISKS_MAX: u16 = 64;
+/// The most shards of one store.
+pub const SHARDS_MAX: u16 = 1024;
 /// The longest identity of a disk ([`CleanEnd::marks`](crate::message::CleanEnd)).
 pub const MARK_MAX_BYTES: usize = 256;
 /// The longest group, member, disk or host name.
@@ -52,4 +54,5 @@ const _: () =
 const _: () = assert!(2 * TEXT_MAX_BYTES <= HELLO_MAX_BYTES);
 const _: () = assert!(MEMBERS_MAX * (NAME_MAX_BYTES + 16) * 2 < CONTROL_MAX_BYTES as usize);
 const _: () = assert!(RECORD_DEPS_MAX <= WRITERS_MAX);
+const _: () = assert!(DISKS_MAX <= SHARDS_MAX);
 const _: () = assert!(COPY_MAX_BYTES <= RECORD_PAYLOAD_MAX_BYTES);

@@ -15,13 +15,13 @@
 //! | 0 | 1 | role: 1 change, 2 copy, 3 copy-done, 4 idle; 128 and above: notes of the journal, never on a link |
 //! | 1 | 1 | the body's flags |
 //! | 2 | 2 | writer |
-//! | 4 | 2 | the body's object: a disk |
+//! | 4 | 2 | the body's object: a disk, or a shard |
 //! | 6 | 2 | number of dependency entries that follow the header |
 //! | 8 | 8 | epoch |
 //! | 16 | 8 | seq |
 //! | 24 | 8 | HLC |
 //! | 32 | 8 | where in the object, in bytes |
-//! | 40 | 4 | length there, in bytes |
+//! | 40 | 4 | length there, in bytes (of a shard: as its store counts) |
 //! | 44 | 4 | length of the payload, in bytes |
 //! | 48 | 4 | CRC-32C of the payload |
 //! | 52 | 4 | CRC-32C of bytes 0 to 51 and of the dependency entries |
@@ -83,7 +83,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Data with the checksum that was taken when it was copied.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Payload {
     data: Bytes,
     crc: u32,
@@ -174,7 +174,7 @@ pub struct BodyFields {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Misplaced {
     /// No such object is there.
-    #[error("is for disk {0}, which was not attached")]
+    #[error("is for disk or shard {0}, which was not attached")]
     Object(u16),
     /// The extent is not inside its disk.
     #[error("reaches to byte {end} of disk {disk}, which has {size_bytes}")]
@@ -190,6 +190,8 @@ pub enum Misplaced {
 
 /// The content of a record.
 pub trait Body: Clone + fmt::Debug + PartialEq + Sized {
+    /// The most things that a writer attaches: a header that names one beyond is refused.
+    const OBJECTS_MAX: u16;
     /// The things that a writer attaches, in which its changes are.
     type Objects: fmt::Debug;
 
@@ -224,6 +226,8 @@ pub struct RawBody {
 
 impl Body for RawBody {
     type Objects = ();
+
+    const OBJECTS_MAX: u16 = limits::SHARDS_MAX;
 
     fn fits(&self, (): &()) -> Result<(), Misplaced> {
         Ok(())
@@ -414,7 +418,7 @@ impl<B: Body> Head<B> {
     fn from_raw(raw: &RawHeader, deps: CountVector, deps_len: usize) -> Result<Self, RecordError> {
         let malformed = |what| Err(RecordError::Malformed(what));
         let (payload_len, payload_crc) = (raw.payload_len.get(), raw.payload_crc.get());
-        if raw.writer.get() >= limits::WRITERS_MAX || raw.object.get() >= limits::DISKS_MAX {
+        if raw.writer.get() >= limits::WRITERS_MAX || raw.object.get() >= B::OBJECTS_MAX {
             return malformed("writer or object out of range");
         }
         if raw.offset.get().checked_add(u64::from(raw.len.get())).is_none() {
@@ -428,9 +432,6 @@ impl<B: Body> Head<B> {
         }
         if payload_len == 0 && payload_crc != 0 {
             return malformed("checksum without a payload");
-        }
-        if payload_len != 0 && raw.len.get() != 0 && raw.len.get() != payload_len {
-            return malformed("payload of another length");
         }
         let Some(role) = Role::of(raw.role) else { return malformed("unknown role") };
         let fields = BodyFields {

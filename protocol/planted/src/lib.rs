@@ -201,6 +201,8 @@ bugs! {
     StampsNotMonotone,
     /// Breaks rules 3 and 13: entries are taken although some before them are missing.
     ShardLogWithGap,
+    /// Breaks rule 13: a shard applies what is durable, and does not wait for the watermark.
+    AppliedBeforeWatermark,
     /// Breaks rule 13: what the backup has received, and not committed, counts for the watermark.
     AppliedBeforeCommitted,
     /// Breaks rule 13: a shard that has not reported does not hold the watermark back.

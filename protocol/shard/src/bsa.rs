@@ -136,6 +136,12 @@ impl Bsa {
         Ok(Received { reply: reply(Verdict::Taken(*log)), append })
     }
 
+    /// Progress of the log. `None`: this replica does not lead.
+    #[must_use]
+    pub fn standing(&self) -> Option<Standing> {
+        self.log
+    }
+
     /// The backup shard has committed its log up to this entry.
     pub fn committed(&mut self, commit: LogPoint) {
         if let Some(log) = &mut self.log {
@@ -191,13 +197,18 @@ impl Bsa {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidelock_protocol::record::Payload;
 
     fn point(index: u64, stamp: u64) -> LogPoint {
         LogPoint { index: LogIndex(index), stamp: Hlc(stamp) }
     }
 
     fn entry(end: u64, stamp: u64) -> Entry {
-        Entry { end: LogIndex(end), stamp: Hlc(stamp), data: vec![end as u8].into() }
+        Entry {
+            end: LogIndex(end),
+            stamp: Hlc(stamp),
+            data: Some(Payload::new(vec![end as u8].into())),
+        }
     }
 
     fn backup(after: u64, entries: Vec<Entry>) -> Backup {

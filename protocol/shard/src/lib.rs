@@ -13,6 +13,7 @@
 //! | module | what it is for |
 //! |---|---|
 //! | `log` | what a shard's log is made of: positions, stamps, entries |
+//! | `record` | an entry as the body of a record |
 //! | `psa` | primary Slogger agent: sends what is committed at home, resends, knows what may be trimmed (5.2) |
 //! | `bsa` | backup Slogger agent: takes entries in order, says what is there, is closed by a recovery (5.3, 5.6) |
 //! | `watermark` | watermark service: shard timestamp vector, watermark, final round (5.4, 5.6) |
@@ -30,6 +31,7 @@ mod bsa;
 mod idle;
 mod log;
 mod psa;
+mod record;
 mod watermark;
 
 pub use apply::ApplyTo;
@@ -37,6 +39,7 @@ pub use bsa::{Bsa, BsaError, Closing, Received, Todo};
 pub use idle::IdleShard;
 pub use log::{Entry, LogIndex, LogPoint};
 pub use psa::{Psa, PsaError, Step, Terms};
+pub use record::{ShardEntry, follows};
 pub use watermark::{NoShard, Order, Report, WatermarkService};
 
 /// PSA to BSA: entries of the shard's log, in its order.

@@ -1,14 +1,17 @@
 //! Positions, stamps and entries of a shard's log.
 
-use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::record::Payload;
 
 /// A position in the log of a primary shard (p-log-idx): the end of an entry. 0 is the beginning.
 ///
 /// The store decides what is counted: bytes (PostgreSQL's LSN) or entries (a Raft log). Of two entries the later has the
 /// greater one, on every replica of the shard the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct LogIndex(pub u64);
 
 impl fmt::Display for LogIndex {
@@ -18,7 +21,9 @@ impl fmt::Display for LogIndex {
 }
 
 /// The end of an entry, and the effective stamp there: the greatest stamp of the log up to this entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct LogPoint {
     /// The end of the entry.
     pub index: LogIndex,
@@ -34,8 +39,9 @@ pub struct Entry {
     /// The store's stamp, taken when the append of the entry began; between agents the effective stamp. An entry that no
     /// client waits for, such as a part of a transaction before its commit, has the stamp 0.
     pub stamp: Hlc,
-    /// The content, as the store made it.
-    pub data: Bytes,
+    /// The content, as the store made it. `None`: there is nothing to apply up to the end of this entry, or a copy of the
+    /// shard has it.
+    pub data: Option<Payload>,
 }
 
 impl Entry {

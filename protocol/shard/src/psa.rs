@@ -313,12 +313,17 @@ impl Psa {
 mod tests {
     use super::*;
     use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::record::Payload;
 
     const TERMS: Terms = Terms { replicas: 2, unacked_max: 2, patience_ns: 100 };
     const START: MonoNanos = MonoNanos(1000);
 
     fn entry(end: u64, stamp: u64) -> Entry {
-        Entry { end: LogIndex(end), stamp: Hlc(stamp), data: vec![end as u8].into() }
+        Entry {
+            end: LogIndex(end),
+            stamp: Hlc(stamp),
+            data: Some(Payload::new(vec![end as u8].into())),
+        }
     }
 
     fn standing(append: u64, commit: u64) -> Standing {

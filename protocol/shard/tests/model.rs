@@ -6,13 +6,13 @@
 //! (`docs/shard-logs.md`); clocks are off by ε in opposite directions. Messages are never lost for good, because one that
 //! is not delivered yet behaves like one that is lost; each may be delivered twice.
 
-use bytes::Bytes;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::record::Payload;
 use tidelock_shard::{
     ApplyTo, Backup, Bsa, Closing, Entry, LogIndex, LogPoint, Order, Psa, Reply, Report, Standing,
     Step, Terms, Todo, WatermarkService,
@@ -157,6 +157,11 @@ impl Bounds {
     }
 }
 
+/// The operation of an entry.
+fn content(entry: &Entry) -> u8 {
+    entry.data.as_ref().expect("every entry has data").data()[0]
+}
+
 impl Home {
     fn clock(&self, time: u64) -> u64 {
         if self.is_ahead { time + 2 * EPSILON } else { time }
@@ -167,7 +172,7 @@ impl Home {
     }
 
     fn place_of(&self, op: usize) -> Option<usize> {
-        self.log.iter().position(|entry| entry.data[0] == op as u8)
+        self.log.iter().position(|entry| content(entry) == op as u8)
     }
 }
 
@@ -321,7 +326,7 @@ impl State {
             let entries = far.log[..far.commit].iter().flatten();
             entries
                 .filter(|entry| entry.end <= to(far))
-                .map(|entry| usize::from(entry.data[0]))
+                .map(|entry| usize::from(content(entry)))
                 .collect::<Vec<_>>()
         });
         inside.collect()
@@ -443,7 +448,7 @@ impl Model for Bounds {
                 log.push(Entry {
                     end,
                     stamp: Hlc(stamp),
-                    data: Bytes::copy_from_slice(&[op as u8]),
+                    data: Some(Payload::new(vec![op as u8].into())),
                 });
                 state.ops[op].life = Life::Placed;
                 if self.at_once {

@@ -8,6 +8,7 @@
 
 use super::{Body, BodyFields, Misplaced, Payload, Role};
 use crate::ids::DiskId;
+use crate::limits;
 use crate::message::DiskSpec;
 
 const FLAG_ZERO: u8 = 1;
@@ -62,6 +63,8 @@ impl DiskChange {
 
 impl Body for DiskChange {
     type Objects = Vec<DiskSpec>;
+
+    const OBJECTS_MAX: u16 = limits::DISKS_MAX;
 
     fn fits(&self, disks: &Vec<DiskSpec>) -> Result<(), Misplaced> {
         if matches!(self.effect, Effect::CopyDone | Effect::Idle) {

@@ -263,7 +263,8 @@ impl<F: StorageFile> Replay<'_, F> {
             | Note::Log { .. }
             | Note::Policy { .. }
             | Note::Machine { .. }
-            | Note::Mark { .. } => return Ok(()),
+            | Note::Mark { .. }
+            | Note::Shards(_) => return Ok(()),
             // Of a writer whose later records are beyond the limit it says nothing here.
             Note::Copy { writer, .. } if self.passed.contains(writer) => return Ok(()),
             // What was told by then stays in the cut, however far behind a new writer is.

@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log, 134 policy, 135 machine, 136 mark |
+//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log, 134 policy, 135 machine, 136 mark, 137 shards |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -77,6 +77,8 @@ pub enum Note {
         /// The mark; `None`: it is taken out.
         mark: Option<Mark>,
     },
+    /// The store has so many shards from here on.
+    Shards(u16),
 }
 
 /// What a group is from here on.
@@ -154,6 +156,7 @@ impl Note {
             Note::Policy { member, policy } => (134, postcard::to_stdvec(&(member, policy))),
             Note::Machine { member, machine } => (135, postcard::to_stdvec(&(member, machine))),
             Note::Mark { name, mark } => (136, postcard::to_stdvec(&(name, mark))),
+            Note::Shards(shards) => (137, postcard::to_stdvec(shards)),
         };
         let body = body.expect("notes are plain data");
         assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
@@ -222,6 +225,7 @@ impl Note {
                 let (name, mark) = parse(body)?;
                 Note::Mark { name, mark }
             }
+            137 => Note::Shards(parse(body)?),
             _ => return Err(NoteError::Malformed("unknown kind")),
         };
         Ok((note, NOTE_HEADER_BYTES + len))
@@ -281,6 +285,7 @@ mod tests {
                 }],
             }),
             Note::CleanEnd,
+            Note::Shards(7),
             Note::Policy { member: "vm".into(), policy: None },
             Note::Machine { member: "vm".into(), machine: Some(KeptMachine::default()) },
             Note::Policy {

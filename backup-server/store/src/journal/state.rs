@@ -15,10 +15,11 @@ use thiserror::Error;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::limits::WRITERS_MAX;
+use tidelock_protocol::limits::{SHARDS_MAX, WRITERS_MAX};
 use tidelock_protocol::message::{CopyState, Form, LogAge};
 use tidelock_protocol::record::{Body, Record, Role};
 use tidelock_protocol::vector::CountVector;
+use tidelock_shard::{LogIndex, LogPoint};
 
 /// Most epoch starts that are kept: one for each recovery of the group.
 const EPOCHS_MAX: usize = 256;
@@ -28,9 +29,13 @@ const WRITER_OF_EPOCH_MAX_BYTES: usize = 2 * (1 + 9) + 1;
 /// Most bytes of a writer's own state, and of its host's activity log.
 const WRITER_MAX_BYTES: usize = 64;
 
+/// Most bytes of a shard: the end of its log, and the stamp there.
+const SHARD_MAX_BYTES: usize = 2 * 10;
+
 const _: () = assert!(
     EPOCHS_MAX * (WRITERS_MAX as usize * WRITER_OF_EPOCH_MAX_BYTES + 32)
         + WRITERS_MAX as usize * WRITER_MAX_BYTES
+        + SHARDS_MAX as usize * SHARD_MAX_BYTES
         + members::MEMBERS_MAX_BYTES
         + MARKS_MAX_BYTES
         + 64
@@ -110,6 +115,8 @@ pub struct State {
     pub members: Arc<MemberFacts>,
     /// Bookmarks and pins. Shared in the same way.
     pub marks: Arc<Marks>,
+    /// The end of each shard's log, with the effective stamp there. Empty: these are disks, and no store.
+    pub shards: Vec<LogPoint>,
 }
 
 /// Why an entry cannot follow.
@@ -157,6 +164,22 @@ pub enum StateError {
         /// After.
         to: Epoch,
     },
+    /// Rule 13: the record of a shard's log does not go on where that ends, or its stamp falls.
+    #[error("entry {found:?} of shard {shard} cannot follow {last:?}")]
+    Shard {
+        /// The shard.
+        shard: u16,
+        /// The end of its log.
+        last: LogPoint,
+        /// The end of the entry.
+        found: LogPoint,
+    },
+    /// A shard that the store does not have, or a store where there must be none.
+    #[error("there is no shard {0}")]
+    NoShard(u16),
+    /// A number of shards that cannot follow.
+    #[error("a store has at least as many shards as before, and at most {SHARDS_MAX}")]
+    Shards,
     /// A change of the group's members that cannot follow.
     #[error("the group's members cannot change like this: {0}")]
     Shape(&'static str),
@@ -180,6 +203,19 @@ impl State {
         Self { epoch: Epoch(1), writers: vec![WriterState::NEW; writers], ..Self::default() }
     }
 
+    /// A store with this many shards and nothing of their logs. All entries are of one writer: this site counts them as
+    /// they come.
+    #[must_use]
+    pub fn of_store(shards: u16) -> Self {
+        Self { shards: vec![LogPoint::default(); shards.into()], ..Self::new(1) }
+    }
+
+    /// The watermark of a store: the least stamp that every shard's log has reached.
+    #[must_use]
+    pub fn watermark(&self) -> Hlc {
+        self.shards.iter().map(|shard| shard.stamp).min().unwrap_or_default()
+    }
+
     /// Whether counting on from here cannot overflow. A checkpoint beyond is not believed.
     pub(super) fn is_in_bounds(&self) -> bool {
         self.epoch.0 <= COUNT_MAX
@@ -190,6 +226,7 @@ impl State {
             && self.recoveries.iter().rev().skip(1).all(|of| of.exposed.is_empty())
             && self.logs.len() <= self.writers.len()
             && self.members.is_in_bounds()
+            && self.shards.len() <= SHARDS_MAX.into()
     }
 
     /// This state without its facts on members and its marks: as it is in waypoints, from which points in time are told.
@@ -294,6 +331,9 @@ impl State {
         if record.seq != expected && !tidelock_planted::is(Bug::AckOverGap) {
             return Err(StateError::Gap { writer, expected, found: record.seq });
         }
+        if !self.shards.is_empty() {
+            advance(&mut self.shards, record)?;
+        }
         state.seq = record.seq;
         state.hlc = record.hlc;
         if record.role() == Role::CopyDone {
@@ -338,7 +378,20 @@ impl State {
             Note::Policy { member, policy } => self.apply_policy(member, policy.as_ref()),
             Note::Machine { member, machine } => self.apply_machine(member, machine.as_ref()),
             Note::Mark { name, mark } => self.apply_mark(name, mark.as_ref()),
+            Note::Shards(shards) => self.apply_shards(*shards),
         }
+    }
+
+    /// What a new shard has so far is in no cut until now, so its log is as far as the others': else it would take the
+    /// watermark back.
+    fn apply_shards(&mut self, shards: u16) -> Result<(), StateError> {
+        let is_store = !self.shards.is_empty();
+        if !is_store || usize::from(shards) < self.shards.len() || shards > SHARDS_MAX {
+            return Err(StateError::Shards);
+        }
+        let new = LogPoint { index: LogIndex(0), stamp: self.watermark() };
+        self.shards.resize(shards.into(), new);
+        Ok(())
     }
 
     fn apply_policy(
@@ -428,6 +481,19 @@ impl State {
     }
 }
 
+/// The next entry of a shard's log.
+fn advance(shards: &mut [LogPoint], record: &Record<impl Body>) -> Result<(), StateError> {
+    let fields = record.body.fields();
+    let shard = fields.object;
+    let last = shards.get_mut(usize::from(shard)).ok_or(StateError::NoShard(shard))?;
+    let found = LogPoint { index: LogIndex(fields.offset), stamp: record.hlc };
+    if record.role() != Role::Change || !tidelock_shard::follows(*last, &fields, found) {
+        return Err(StateError::Shard { shard, last: *last, found });
+    }
+    *last = found;
+    Ok(())
+}
+
 impl State {
     /// No record so far counts as later than this.
     #[must_use]
@@ -491,7 +557,8 @@ impl tidelock_cut::Writers for State {
 pub(crate) mod tests {
     use super::*;
     use tidelock_protocol::ids::DiskId;
-    use tidelock_protocol::record::{DiskChange, Effect};
+    use tidelock_protocol::record::{DiskChange, Effect, Payload};
+    use tidelock_shard::ShardEntry;
 
     pub(crate) fn record(seq: u64, epoch: u64, effect: Effect) -> Record {
         Record {
@@ -561,6 +628,45 @@ pub(crate) mod tests {
             assert!(s.apply_note(&wrong).is_err());
             assert_eq!(s, before);
         }
+    }
+
+    #[test]
+    fn the_log_of_a_shard_has_no_gap_and_its_stamps_do_not_fall() {
+        let entry = |seq, shard, end, span, stamp| Record {
+            hlc: Hlc(stamp),
+            body: ShardEntry {
+                shard,
+                end: LogIndex(end),
+                span,
+                data: (span > 0).then(|| Payload::new(vec![1].into())),
+            },
+            writer: WriterId(0),
+            seq: Seq(seq),
+            epoch: Epoch(1),
+            deps: CountVector::new(),
+        };
+        let mut s = State::of_store(2);
+        s.apply_record(&entry(1, 0, 100, 0, 0)).unwrap();
+        s.apply_record(&entry(2, 0, 110, 10, 7)).unwrap();
+        s.apply_record(&entry(3, 1, 5, 5, 3)).unwrap();
+        let before = s.clone();
+        for wrong in [
+            entry(4, 0, 121, 10, 7),
+            entry(4, 0, 119, 10, 7),
+            entry(4, 0, 120, 10, 6),
+            entry(4, 0, 110, 0, 7),
+        ] {
+            assert!(matches!(s.apply_record(&wrong), Err(StateError::Shard { .. })), "{wrong:?}");
+        }
+        assert_eq!(s.apply_record(&entry(4, 2, 5, 5, 9)), Err(StateError::NoShard(2)));
+        assert_eq!(s.apply_note(&Note::Shards(1)), Err(StateError::Shards));
+        assert_eq!((&s, s.watermark()), (&before, Hlc(3)));
+        s.apply_note(&Note::Shards(3)).unwrap();
+        assert_eq!(
+            (s.shards[2], s.watermark()),
+            (LogPoint { index: LogIndex(0), stamp: Hlc(3) }, Hlc(3))
+        );
+        assert_eq!(State::new(1).apply_note(&Note::Shards(1)), Err(StateError::Shards), "disks");
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(super) struct Item(pub(super) Payload);
 impl Body for Item {
     type Objects = ();
 
+    const OBJECTS_MAX: u16 = 1;
+
     fn fits(&self, (): &()) -> Result<(), Misplaced> {
         Ok(())
     }

@@ -5,9 +5,11 @@
 //! messages are lost, repeated and reordered, watermark services die. At the end everything must have arrived, or a disaster
 //! comes and all shards must be recovered at one cut.
 
-mod backup;
+mod journalled;
 mod mail;
 mod primary;
+mod replicated;
+mod site;
 mod store;
 
 use crate::counts::Counts;

@@ -6,6 +6,7 @@ use crate::failure::{Checked, Checker, check, fail};
 use crate::rng::Rng;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::record::Payload;
 use tidelock_shard::{Backup, Entry, IdleShard, LogIndex, Psa, Reply, Step, Terms};
 
 /// Least time between two NOPs of a shard that has nothing to write.
@@ -32,6 +33,8 @@ struct Begun {
 /// An agent of a leader, or of one that was deposed.
 #[derive(Debug)]
 struct Agent {
+    /// Number of the agent among those of the shard.
+    id: u64,
     psa: Psa,
     /// Log as it was when the agent's leader was deposed.
     frozen: Option<(Vec<Placed>, usize)>,
@@ -52,6 +55,8 @@ pub(super) struct Primary {
     begun: Vec<Begun>,
     idle: IdleShard,
     agents: Vec<Agent>,
+    /// Agents so far.
+    agents_made: u64,
     replicas: u16,
 }
 
@@ -65,6 +70,7 @@ impl Primary {
             begun: Vec::new(),
             idle: IdleShard::new(NOP_EVERY_NS),
             agents: Vec::new(),
+            agents_made: 0,
             replicas,
         };
         primary.lead(rng);
@@ -80,7 +86,9 @@ impl Primary {
         let terms = Terms { replicas: self.replicas, unacked_max, patience_ns: PATIENCE_NS };
         let psa = Psa::new(terms);
         let (to_backup, from_backup) = (Mail::default(), Mail::default());
-        self.agents.push(Agent { psa, frozen: None, to_backup, from_backup });
+        self.agents_made += 1;
+        let id = self.agents_made;
+        self.agents.push(Agent { id, psa, frozen: None, to_backup, from_backup });
     }
 
     /// The leader dies or is cut off. What it had not committed may be lost, and fails for its clients.
@@ -115,7 +123,8 @@ impl Primary {
             let end = last.map_or(0, |last| last.entry.end.0) + 1 + rng.below(3);
             let effective = stamp.max(last.map_or(Hlc(0), |last| last.effective));
             let data = op.map_or(u64::MAX, |op| op as u64).to_le_bytes();
-            let entry = Entry { end: LogIndex(end), stamp, data: data.to_vec().into() };
+            let entry =
+                Entry { end: LogIndex(end), stamp, data: Some(Payload::new(data.to_vec().into())) };
             self.log.push(Placed { entry, effective, op });
             self.idle.appended(effective);
         }
@@ -172,27 +181,29 @@ impl Primary {
     }
 
     /// Messages that have arrived at the backup, with the agent's number.
-    pub(super) fn arrived(&mut self, now: u64) -> Vec<(usize, u16, Backup)> {
+    pub(super) fn arrived(&mut self, now: u64) -> Vec<(u64, u16, Backup)> {
         let mut arrived = Vec::new();
-        for (number, agent) in self.agents.iter_mut().enumerate() {
+        for agent in &mut self.agents {
             while let Some((replica, message)) = agent.to_backup.take(now) {
-                arrived.push((number, replica, message));
+                arrived.push((agent.id, replica, message));
             }
         }
         arrived
     }
 
-    /// A replica of the backup answers to an agent.
+    /// A replica of the backup answers to an agent, which may be gone.
     pub(super) fn answer(
         &mut self,
-        agent: usize,
+        agent: u64,
         from: u16,
         reply: Reply,
         now: u64,
         faults: bool,
         rng: &mut Rng,
     ) {
-        self.agents[agent].from_backup.send((from, reply), now, DELAY_NS, faults, rng);
+        if let Some(agent) = self.agents.iter_mut().find(|of| of.id == agent) {
+            agent.from_backup.send((from, reply), now, DELAY_NS, faults, rng);
+        }
     }
 
     /// Answers arrive. `safe`: the end of what the backup has committed.

@@ -1,13 +1,15 @@
-//! A shard at the backup site: its replicated log, and the agents of its replicas.
+//! A store that has logs of its own at the backup site: replicated, with an agent at each replica.
 
 use super::mail::Mail;
-use super::primary::Placed;
+use super::primary::Primary;
+use super::site::{From, Replies, Site, check_entry};
 use super::store::DELAY_NS;
-use crate::failure::{Checked, Checker, check, fail};
+use crate::failure::{Checked, Checker, Failure, check, fail};
 use crate::rng::Rng;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_shard::{
     ApplyTo, Backup, Bsa, Closing, Entry, LogIndex, LogPoint, Order, Reply, Report, Standing, Todo,
+    WatermarkService,
 };
 
 /// Item of the log of a backup shard.
@@ -20,7 +22,7 @@ enum Item {
 
 /// A shard.
 #[derive(Debug)]
-pub(super) struct BackupShard {
+struct BackupShard {
     log: Vec<Item>,
     /// Items that are committed.
     commit: usize,
@@ -29,17 +31,17 @@ pub(super) struct BackupShard {
     /// Entries that the leader may apply.
     apply: ApplyTo,
     /// Committed entries, and how many of the primary's they are.
-    pub(super) entries: usize,
+    entries: usize,
     to_service: Mail<Report>,
     from_service: Mail<Order>,
     /// The last order to advance.
     advanced: Hlc,
     /// The final watermark, once it was obeyed.
-    pub(super) recovered: Option<Hlc>,
+    recovered: Option<Hlc>,
 }
 
 impl BackupShard {
-    pub(super) fn new(replicas: u16) -> Self {
+    fn new(replicas: u16) -> Self {
         let mut replicas = vec![Bsa::following(); replicas.into()];
         replicas[0] = Bsa::leading(Standing::default(), Closing::Open);
         Self {
@@ -57,11 +59,7 @@ impl BackupShard {
     }
 
     /// A message of an agent of the primary arrives at a replica.
-    pub(super) fn received(
-        &mut self,
-        replica: u16,
-        message: Backup,
-    ) -> Result<Reply, crate::failure::Failure> {
+    fn received(&mut self, replica: u16, message: Backup) -> Result<Reply, Failure> {
         let replica = usize::from(replica);
         let received = self.replicas[replica].received(message);
         let received =
@@ -100,7 +98,7 @@ impl BackupShard {
     }
 
     /// Another replica leads. What was not committed may be lost.
-    pub(super) fn change_leader(&mut self, rng: &mut Rng) {
+    fn change_leader(&mut self, rng: &mut Rng) {
         let kept = rng.range(self.commit as u64..self.log.len() as u64 + 1);
         self.log.truncate(kept as usize);
         // The old one may not know it yet.
@@ -123,7 +121,7 @@ impl BackupShard {
     }
 
     /// Replicas that were deposed find it out.
-    pub(super) fn depose(&mut self) {
+    fn depose(&mut self) {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
             if number != self.leader {
                 *replica = Bsa::following();
@@ -131,12 +129,8 @@ impl BackupShard {
         }
     }
 
-    /// Commits some of the log. `primary`: what the primary has in its log, and how much of it is committed there.
-    pub(super) fn step(
-        &mut self,
-        (primary, committed): (&[Placed], usize),
-        rng: &mut Rng,
-    ) -> Checked {
+    /// Commits some of the log.
+    fn step(&mut self, primary: &Primary, rng: &mut Rng) -> Checked {
         if self.commit == self.log.len() || !rng.chance(1, 3) {
             return Ok(());
         }
@@ -149,17 +143,7 @@ impl BackupShard {
                 Item::Entry(entry) => {
                     bsa.committed(entry.point());
                     self.apply.committed(entry.point());
-                    let placed = primary[..committed].get(self.entries);
-                    let equal = placed.is_some_and(|placed| {
-                        (placed.entry.end, &placed.entry.data) == (entry.end, &entry.data)
-                            && placed.effective == entry.stamp
-                    });
-                    check(equal, Checker::ShardLog, || {
-                        format!(
-                            "committed {entry:?}, and the primary's entry {} is {placed:?}",
-                            self.entries
-                        )
-                    })?;
+                    check_entry(primary, self.entries, entry)?;
                     self.entries += 1;
                 }
             }
@@ -168,7 +152,7 @@ impl BackupShard {
     }
 
     /// Carries out what the service has ordered. True: more may be applied.
-    pub(super) fn obey(&mut self, now: u64) -> Result<bool, crate::failure::Failure> {
+    fn obey(&mut self, now: u64) -> Result<bool, Failure> {
         let before = self.apply.apply_to();
         while let Some(order) = self.from_service.take(now) {
             match self.replicas[self.leader].ordered(order) {
@@ -195,7 +179,7 @@ impl BackupShard {
     }
 
     /// The leader reports.
-    pub(super) fn report(&mut self, now: u64, faults: bool, rng: &mut Rng) {
+    fn report(&mut self, now: u64, faults: bool, rng: &mut Rng) {
         if let Some(report) = self.replicas[self.leader].report() {
             self.to_service.send(report, now, DELAY_NS / 16, faults, rng);
         }
@@ -211,22 +195,149 @@ impl BackupShard {
     }
 
     /// Reports that have arrived.
-    pub(super) fn reported(&mut self, now: u64) -> Vec<Report> {
+    fn reported(&mut self, now: u64) -> Vec<Report> {
         std::iter::from_fn(|| self.to_service.take(now)).collect()
     }
 
     /// The service tells the shard something.
-    pub(super) fn order(&mut self, order: Order, now: u64, faults: bool, rng: &mut Rng) {
+    fn order(&mut self, order: Order, now: u64, faults: bool, rng: &mut Rng) {
         self.from_service.send(order, now, DELAY_NS / 16, faults, rng);
     }
 
     /// The end of what is committed.
-    pub(super) fn safe(&self) -> LogIndex {
+    fn safe(&self) -> LogIndex {
         self.point(self.commit).index
     }
 
     /// The end of what may be applied.
-    pub(super) fn apply_to(&self) -> LogIndex {
+    fn apply_to(&self) -> LogIndex {
         self.apply.apply_to()
+    }
+}
+
+/// The site.
+#[derive(Debug)]
+pub(super) struct Replicated {
+    shards: Vec<BackupShard>,
+    replicas: u16,
+    services: Vec<WatermarkService>,
+    disaster: bool,
+}
+
+impl Replicated {
+    pub(super) fn new(shards: usize, replicas: u16) -> Self {
+        let shards = (0..shards).map(|_| BackupShard::new(replicas)).collect();
+        let mut site = Self { shards, replicas, services: Vec::new(), disaster: false };
+        site.serve();
+        site
+    }
+
+    /// A watermark service begins.
+    fn serve(&mut self) {
+        let mut service = WatermarkService::new(self.shards.len() as u16);
+        if self.disaster {
+            service.recover();
+        }
+        self.services.push(service);
+    }
+
+    /// Watermark services hear of shards, and tell them.
+    fn serve_shards(&mut self, now: u64, faults: bool, rng: &mut Rng) -> Checked {
+        for shard in 0..self.shards.len() {
+            for report in self.shards[shard].reported(now) {
+                for service in &mut self.services {
+                    let changed = match service.reported(shard as u16, report) {
+                        Ok(changed) => changed,
+                        Err(error) => return fail(Checker::ShardLog, error.to_string()),
+                    };
+                    let Some(order) = service.order() else { continue };
+                    for (other, backup) in self.shards.iter_mut().enumerate() {
+                        if changed || other == shard {
+                            backup.order(order, now, faults, rng);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Site for Replicated {
+    fn replicas(&self) -> u16 {
+        self.replicas
+    }
+
+    fn received(&mut self, from: From, message: Backup) -> Result<Option<(From, Reply)>, Failure> {
+        let reply = self.shards[from.shard].received(from.replica, message)?;
+        Ok(Some((from, reply)))
+    }
+
+    fn step(
+        &mut self,
+        primary: &[Primary],
+        now: u64,
+        faults: bool,
+        rng: &mut Rng,
+        _: &mut Replies,
+    ) -> Result<bool, Failure> {
+        let mut advanced = false;
+        for (shard, primary) in self.shards.iter_mut().zip(primary) {
+            shard.step(primary, rng)?;
+            if rng.chance(1, 4) {
+                shard.report(now, faults, rng);
+            }
+            advanced |= shard.obey(now)?;
+        }
+        self.serve_shards(now, faults, rng)?;
+        Ok(advanced)
+    }
+
+    fn fault(&mut self, _: u64, rng: &mut Rng) -> Checked {
+        let shard = rng.index(self.shards.len());
+        match rng.below(18) {
+            0..4 => self.shards[shard].change_leader(rng),
+            4..10 => self.shards[shard].depose(),
+            10..13 => {
+                self.services.remove(0);
+                self.serve();
+            }
+            // Somebody takes the service for dead that is not.
+            13..15 if self.services.len() < 2 => self.serve(),
+            15..18 if self.services.len() > 1 => {
+                self.services.remove(0);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn calm(&mut self) {
+        self.shards.iter_mut().for_each(BackupShard::depose);
+    }
+
+    fn recover(&mut self) {
+        self.disaster = true;
+        self.services.iter_mut().for_each(WatermarkService::recover);
+    }
+
+    fn committed(&self) -> usize {
+        self.shards.iter().map(|shard| shard.entries).sum()
+    }
+
+    fn safe(&self, shard: usize) -> LogIndex {
+        self.shards[shard].safe()
+    }
+
+    fn apply_to(&self, shard: usize) -> LogIndex {
+        self.shards[shard].apply_to()
+    }
+
+    fn is_recovered(&self) -> bool {
+        self.services.iter().any(WatermarkService::is_recovered)
+    }
+
+    fn recovered(&self, shard: usize) -> Option<Hlc> {
+        self.shards[shard].recovered
     }
 }

@@ -1,11 +1,13 @@
 //! The store as a whole: clients, faults, the watermark service, the disaster, and what must be true.
 
-use super::backup::BackupShard;
+use super::journalled::Journalled;
 use super::primary::Primary;
-use crate::failure::{Checked, Checker, check, fail};
+use super::replicated::Replicated;
+use super::site::{From, Site};
+use crate::failure::{Checked, Checker, check};
 use crate::rng::Rng;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_shard::{LogIndex, WatermarkService};
+use tidelock_shard::LogIndex;
 
 /// The most that a clock is off.
 pub(super) const EPSILON_NS: u64 = 10_000;
@@ -39,11 +41,10 @@ pub(super) struct Store {
     faults: bool,
     busy: bool,
     primary: Vec<Primary>,
-    backup: Vec<BackupShard>,
+    backup: Box<dyn Site>,
     ops: Vec<Op>,
     /// The operation of each client.
     clients: Vec<Option<usize>>,
-    services: Vec<WatermarkService>,
     disaster: bool,
     /// In a disaster the primary site is gone, or was only cut off.
     primary_lives: bool,
@@ -54,22 +55,24 @@ impl Store {
         let shards = 2 + rng.index(4);
         let replicas = 2 + rng.index(2) as u16;
         let clients = 1 + rng.index(6);
-        let primary = (0..shards).map(|_| Primary::new(replicas, &mut rng)).collect();
-        let mut store = Self {
+        // A store that has a log of its own at the backup, or one whose logs are in Tidelock's journal there.
+        let backup: Box<dyn Site> = match rng.chance(1, 2) {
+            true => Box::new(Replicated::new(shards, replicas)),
+            false => Box::new(Journalled::new(shards, &mut rng)),
+        };
+        let primary = (0..shards).map(|_| Primary::new(backup.replicas(), &mut rng)).collect();
+        Self {
             now: 1_000_000_000,
             faults: true,
             busy: true,
             primary,
-            backup: (0..shards).map(|_| BackupShard::new(replicas)).collect(),
+            backup,
             ops: Vec::new(),
             clients: vec![None; clients],
-            services: Vec::new(),
             disaster: false,
             primary_lives: true,
             rng,
-        };
-        store.serve();
-        store
+        }
     }
 
     pub(super) fn updates(&self) -> u64 {
@@ -87,17 +90,17 @@ impl Store {
             if disaster_at == Some(step) {
                 self.disaster = true;
                 self.primary_lives = self.rng.chance(1, 2);
-                self.services.iter_mut().for_each(WatermarkService::recover);
+                self.backup.recover();
             }
             self.fault()?;
             self.step()?;
         }
         (self.faults, self.busy) = (false, false);
-        self.backup.iter_mut().for_each(BackupShard::depose);
+        self.backup.calm();
         self.primary.iter_mut().for_each(Primary::reconnect);
         let (mut committed, mut steps) = (0, 0);
         while let Some(why) = self.restless() {
-            let now = self.backup.iter().map(|shard| shard.entries).sum();
+            let now = self.backup.committed();
             steps = if now > committed { 0 } else { steps + 1 };
             committed = now;
             check(steps < CALM_STEPS, Checker::ShardsComeBack, || why)?;
@@ -106,31 +109,12 @@ impl Store {
         if self.disaster { self.check_recovered() } else { Ok(()) }
     }
 
-    /// A watermark service begins.
-    fn serve(&mut self) {
-        let mut service = WatermarkService::new(self.backup.len() as u16);
-        if self.disaster {
-            service.recover();
-        }
-        self.services.push(service);
-    }
-
     fn fault(&mut self) -> Checked {
         let shard = self.rng.index(self.primary.len());
         match self.rng.below(1000) {
             0..4 if self.primary_lives => self.primary[shard].change_leader(&mut self.rng),
-            4..8 => self.backup[shard].change_leader(&mut self.rng),
-            8..14 => self.backup[shard].depose(),
-            14..18 => self.primary[shard].reconnect(),
-            18..21 => {
-                self.services.remove(0);
-                self.serve();
-            }
-            // Somebody takes the service for dead that is not.
-            21..23 if self.services.len() < 2 => self.serve(),
-            23..26 if self.services.len() > 1 => {
-                self.services.remove(0);
-            }
+            4..8 => self.primary[shard].reconnect(),
+            8..26 => self.backup.fault(self.now, &mut self.rng)?,
             _ => {}
         }
         Ok(())
@@ -148,25 +132,22 @@ impl Store {
                 primary.ship(now, faults, &mut self.rng)?;
             }
         }
-        for (primary, backup) in self.primary.iter_mut().zip(&mut self.backup) {
+        let mut replies = Vec::new();
+        for (shard, primary) in self.primary.iter_mut().enumerate() {
             for (agent, replica, message) in primary.arrived(now) {
-                let reply = backup.received(replica, message)?;
-                primary.answer(agent, replica, reply, now, faults, &mut self.rng);
-            }
-            backup.step((&primary.log, primary.commit), &mut self.rng)?;
-            if self.primary_lives {
-                primary.answered(now, backup.safe())?;
+                replies.extend(self.backup.received(From { shard, agent, replica }, message)?);
             }
         }
-        let mut advanced = false;
-        for backup in &mut self.backup {
-            if self.rng.chance(1, 4) {
-                backup.report(now, faults, &mut self.rng);
-            }
-            advanced |= backup.obey(now)?;
+        let advanced = self.backup.step(&self.primary, now, faults, &mut self.rng, &mut replies)?;
+        for (From { shard, agent, replica }, reply) in replies {
+            self.primary[shard].answer(agent, replica, reply, now, faults, &mut self.rng);
         }
-        self.serve_shards()?;
-        if advanced { self.check_prefix(BackupShard::safe) } else { Ok(()) }
+        if self.primary_lives {
+            for (shard, primary) in self.primary.iter_mut().enumerate() {
+                primary.answered(now, self.backup.safe(shard))?;
+            }
+        }
+        if advanced { self.check_prefix(|shard| self.backup.safe(shard)) } else { Ok(()) }
     }
 
     /// Clients write, each one thing after another.
@@ -188,39 +169,18 @@ impl Store {
         }
     }
 
-    /// Watermark services hear of shards, and tell them.
-    fn serve_shards(&mut self) -> Checked {
-        let (now, faults) = (self.now, self.faults);
-        for shard in 0..self.backup.len() {
-            for report in self.backup[shard].reported(now) {
-                for service in &mut self.services {
-                    let changed = match service.reported(shard as u16, report) {
-                        Ok(changed) => changed,
-                        Err(error) => return fail(Checker::ShardLog, error.to_string()),
-                    };
-                    let Some(order) = service.order() else { continue };
-                    for (other, backup) in self.backup.iter_mut().enumerate() {
-                        if changed || other == shard {
-                            backup.order(order, now, faults, &mut self.rng);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Rule 13: with an operation that is applied, all are there that were known before it was asked for. Shards hear of
     /// one watermark at different times, so until a recovery it is enough that they may be applied (Slogger 4).
     /// `available`: up to where, of each shard.
-    fn check_prefix(&self, available: impl Fn(&BackupShard) -> LogIndex) -> Checked {
-        let inside = self.primary.iter().zip(&self.backup).flat_map(|(primary, backup)| {
-            let applied = primary.log.iter().filter(|placed| placed.entry.end <= backup.apply_to());
+    fn check_prefix(&self, available: impl Fn(usize) -> LogIndex) -> Checked {
+        let inside = self.primary.iter().enumerate().flat_map(|(shard, primary)| {
+            let to = self.backup.apply_to(shard);
+            let applied = primary.log.iter().filter(move |placed| placed.entry.end <= to);
             applied.filter_map(|placed| placed.op)
         });
         let Some(last) = inside.max_by_key(|op| self.ops[*op].asked) else { return Ok(()) };
-        for (shard, (primary, backup)) in self.primary.iter().zip(&self.backup).enumerate() {
-            let to = available(backup);
+        for (shard, primary) in self.primary.iter().enumerate() {
+            let to = available(shard);
             let beyond = primary.log.iter().filter(|placed| placed.entry.end > to);
             for placed in beyond {
                 let known = placed.op.and_then(|op| self.ops[op].visible);
@@ -243,21 +203,20 @@ impl Store {
     /// Work that is still to come, if any.
     fn restless(&self) -> Option<String> {
         if !self.disaster {
-            for (shard, (primary, backup)) in self.primary.iter().zip(&self.backup).enumerate() {
-                if let Some(lag) = primary.lag(backup.safe()) {
+            for (shard, primary) in self.primary.iter().enumerate() {
+                if let Some(lag) = primary.lag(self.backup.safe(shard)) {
                     return Some(format!("shard {shard}: {lag}"));
                 }
                 let last = primary.log.iter().rev().find(|placed| placed.op.is_some());
-                let missing = last.filter(|last| last.entry.end > backup.apply_to());
+                let missing = last.filter(|last| last.entry.end > self.backup.apply_to(shard));
                 if let Some(missing) = missing {
                     return Some(format!("shard {shard}: {missing:?} may not be applied"));
                 }
             }
             return None;
         }
-        let ready = self.services.iter().any(WatermarkService::is_recovered);
-        if !ready {
-            return Some(format!("not every shard is recovered: {:?}", self.services));
+        if !self.backup.is_recovered() {
+            return Some("not every shard is recovered".to_owned());
         }
         let learns = |primary: &Primary| !self.primary_lives || primary.is_fenced();
         let late = self.primary.iter().position(|primary| !learns(primary));
@@ -266,9 +225,10 @@ impl Store {
 
     /// Checks that every shard is recovered at one cut.
     fn check_recovered(&self) -> Checked {
-        let finals: Vec<_> = self.backup.iter().map(|shard| shard.recovered).collect();
+        let shards = 0..self.primary.len();
+        let finals: Vec<_> = shards.map(|shard| self.backup.recovered(shard)).collect();
         let same = finals.iter().all(|of| of.is_some() && *of == finals[0]);
         check(same, Checker::ShardPrefix, || format!("final watermarks differ: {finals:?}"))?;
-        self.check_prefix(BackupShard::apply_to)
+        self.check_prefix(|shard| self.backup.apply_to(shard))
     }
 }
