@@ -467,17 +467,28 @@ pub(super) fn beginning_after<F: StorageFile>(
     Ok((header, replay.state.expect("it was replayed")))
 }
 
-/// The end and the state of a journal of which the last segment has so many bytes. A damaged batch that nothing behind it
-/// knows as durable is not part of it: opening would take that for torn.
+/// The end of a journal whose last segment is cut.
+pub(super) struct EndWithin {
+    /// The end of its last batch.
+    pub(super) end: Position,
+    /// Bytes that the segment keeps: up to there, or with a torn tail that alone shows that a damaged batch was durable.
+    pub(super) len_bytes: u64,
+    /// The state there.
+    pub(super) state: State,
+}
+
+/// The end and the state of a journal of which the last segment has at most so many bytes. A damaged batch that nothing
+/// behind it knows as durable is not part of it: opening would take that for torn.
 pub(super) fn end_within<F: StorageFile>(
     of: &FoundSegment<F>,
     len_bytes: u64,
     floor: Position,
-) -> Result<(Position, State), JournalError> {
+) -> Result<EndWithin, JournalError> {
     let mut replay = Replay::default();
     let segment = replay.alone_or_torn(of, len_bytes, true, floor)?;
     let end = Position { segment: segment.index, offset: segment.len_bytes };
-    Ok((end, replay.state.expect("it was replayed")))
+    let len_bytes = if replay.last_damaged > replay.durable { len_bytes } else { end.offset };
+    Ok(EndWithin { end, len_bytes, state: replay.state.expect("it was replayed") })
 }
 
 impl Replay {

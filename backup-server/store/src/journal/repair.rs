@@ -12,7 +12,7 @@
 use super::format::{Entry, SEGMENT_HEADER_BYTES, SegmentHeader};
 use super::index::parse_index_file_name;
 use super::map::parse_map_file_name;
-use super::open::{end_within, found_of, open_segment, remove_name};
+use super::open::{EndWithin, end_within, found_of, open_segment, remove_name};
 use super::scan::{Scan, find_header};
 use super::{
     Closed, Journal, JournalError, Note, Options, Position, Segment, State, parse_cold_file_name,
@@ -138,7 +138,7 @@ pub fn plan<S: Storage>(
         None => Err(JournalError::Missing { index }),
     };
     let begins = SEGMENT_HEADER_BYTES as u64;
-    let (last, end, state) = loop {
+    let (last, EndWithin { end, len_bytes, state }) = loop {
         let at = Position { segment: index, offset };
         let (kept, up_to) = if offset > begins && at > floor {
             (index, offset)
@@ -148,8 +148,8 @@ pub fn plan<S: Storage>(
             return Err(RepairError::Folded { reason });
         };
         let found = open(kept).and_then(found_of).and_then(|last| {
-            let (end, state) = end_within(&last, up_to.min(last.segment.len_bytes), floor)?;
-            Ok((last, end, state))
+            let within = end_within(&last, up_to.min(last.segment.len_bytes), floor)?;
+            Ok((last, within))
         });
         match found {
             Ok(found) => break found,
@@ -182,7 +182,7 @@ pub fn plan<S: Storage>(
     });
     let writers = writers.collect();
     // A compressed segment cannot be the last one.
-    let is_shorter = end.offset < last.segment.len_bytes;
+    let is_shorter = len_bytes < last.segment.len_bytes;
     let is_cut = |name: &str| is_shorter || parse_cold_file_name(name).is_some();
     let files = names.into_iter().filter(|name| {
         let of = parse(name).map(|(index, _)| index);
@@ -190,6 +190,7 @@ pub fn plan<S: Storage>(
     });
     let mut files: Vec<String> = files.collect();
     files.sort();
+    let end = Position { offset: len_bytes, ..end };
     Ok(Some(Repair { reason, end, files, writers }))
 }
 

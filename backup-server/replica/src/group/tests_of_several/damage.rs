@@ -551,6 +551,30 @@ fn of_a_journal_that_is_damaged_twice_as_much_is_kept_as_was_planned() {
     assert!(shorter > 100, "{shorter}");
 }
 
+/// The header of a batch that is cut may be all that says so, too.
+#[test]
+fn of_a_segment_that_is_damaged_three_times_as_much_is_kept_as_was_planned() {
+    let disk = Memory::new();
+    let group = busy(&disk, Form::Vector, DAY_MS, 60);
+    let (path, len_bytes) = path_of(&group, group.journal.segments().len() - 1);
+    drop(group);
+    let (mut planned, mut number) = (0, 1_u64);
+    for _ in 0..2000 {
+        let damaged = disk.crash(&mut || false);
+        for _ in 0..3 {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            damaged.flip(&path, (number >> 33) % len_bytes);
+        }
+        let Ok(Some(plan)) = plan_of(&damaged) else { continue };
+        repair(&damaged, JOURNAL_DIR, "quarantine", &plan).unwrap();
+        let (kept, _) = Group::open(damaged.clone(), at_ms(0), windowed(DAY_MS)).unwrap().unwrap();
+        let kept: Vec<Seq> = kept.journal.state().writers.iter().map(|of| of.seq).collect();
+        assert_eq!(kept, plan.writers.iter().map(|of| of.0).collect::<Vec<_>>(), "{plan:?}");
+        planned += 1;
+    }
+    assert!(planned > 500, "{planned}");
+}
+
 #[test]
 fn what_a_fold_cannot_write_stays_damaged_in_the_images_at_every_sync_point() {
     let disk = Memory::new();
