@@ -220,6 +220,10 @@ impl World {
                     _ if was_async => unpromised.first_unix_ms,
                     _ if of.is_known => unpromised.said_unix_ms,
                     true => unpromised.first_unix_ms,
+                    // The recovery may have been on its way to the record before the group was opened.
+                    false if slot.said.was_heard(vm) => {
+                        unpromised.first_unix_ms.max(unpromised.last_record_ms)
+                    }
                     false => unpromised.last_record_ms,
                 };
                 of.since_unix_ms.is_none_or(|since| since <= by)

@@ -59,6 +59,8 @@ pub struct Said {
     answered: BTreeMap<usize, u64>,
     /// Who has said so since the group was opened.
     heard: BTreeSet<usize>,
+    /// And in the opening before.
+    was_heard: BTreeSet<usize>,
     /// Who must be told that others may be in mode async, before it has a lease.
     owed: BTreeSet<Link>,
 }
@@ -74,7 +76,7 @@ impl Said {
     pub fn reset(&mut self) {
         self.attached.clear();
         self.answered.clear();
-        self.heard.clear();
+        self.was_heard = std::mem::take(&mut self.heard);
         self.gone.clear();
         self.owed.clear();
     }
@@ -83,6 +85,12 @@ impl Said {
     #[must_use]
     pub fn has_heard(&self, vm: usize) -> bool {
         self.heard.contains(&vm)
+    }
+
+    /// Whether a member was heard in the opening before.
+    #[must_use]
+    pub fn was_heard(&self, vm: usize) -> bool {
+        self.was_heard.contains(&vm)
     }
 
     /// A connection is gone.
@@ -210,6 +218,8 @@ impl World {
             let said = &mut self.backup.groups[group].said;
             said.newest.insert(vm, link.connection);
             said.gone.remove(&vm);
+            // An attachment before it that was refused came to nothing.
+            said.owed.remove(&link);
         }
         let owed = &mut self.backup.groups[group].said.owed;
         match message {
