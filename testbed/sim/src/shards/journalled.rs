@@ -192,7 +192,12 @@ impl Journalled {
     fn reopen(&mut self, primary: &[Primary], rng: &mut Rng) -> Checked {
         let opened =
             StoreLog::open(self.disk.clone(), DIR, Position::default(), self.options, self.limits);
-        let (log, _) = opened.or_else(|error| broken(&error))?;
+        let (log, _) = match opened {
+            Ok(opened) => opened,
+            // It is opened again when there is room.
+            Err(_) if self.disk.faults().capacity_bytes.is_some() => return Ok(()),
+            Err(error) => return broken(&error),
+        };
         for (shard, (seen, primary)) in self.seen.iter().zip(primary).enumerate() {
             let from = LogIndex(rng.range(seen.forgotten.0..seen.safe.0.max(seen.forgotten.0) + 1));
             let read =
