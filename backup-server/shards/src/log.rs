@@ -38,46 +38,21 @@ impl Default for Limits {
     }
 }
 
-/// A message of an agent of which nothing was taken.
+/// A message of an agent that breaks the rules: the connection must end, and nothing was taken.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Refused {
-    /// The store has no such shard. The connection must end.
+    /// The store has no such shard.
     #[error(transparent)]
     NoShard(#[from] NoShard),
-    /// The message breaks the rules. The connection must end.
+    /// The entries are in a wrong order, or their stamps fall.
     #[error(transparent)]
     Rules(#[from] BsaError),
-    /// An entry is too far from the one before. The connection must end.
+    /// An entry is too far from the one before.
     #[error("entry that ends at {end} takes more than 2^32 units of the log")]
     Span {
         /// The entry.
         end: LogIndex,
     },
-    /// There is no room for it now. The agent asks again later.
-    #[error("{bytes} bytes of the store wait to be written")]
-    Busy {
-        /// Bytes that wait.
-        bytes: usize,
-    },
-    /// Another shard holds the watermark back. The agent asks again later.
-    #[error("{waiting} stamps wait for shard {by}, which is behind")]
-    HeldBack {
-        /// The other shard.
-        by: u16,
-        /// Stamps that wait.
-        waiting: usize,
-    },
-}
-
-impl Refused {
-    /// True if the agent breaks the rules, and did not just come too early.
-    #[must_use]
-    pub fn ends_connection(&self) -> bool {
-        match self {
-            Self::NoShard(_) | Self::Rules(_) | Self::Span { .. } => true,
-            Self::Busy { .. } | Self::HeldBack { .. } => false,
-        }
-    }
 }
 
 /// A journal that cannot be written.
@@ -262,16 +237,13 @@ impl<S: Storage> StoreLog<S> {
         message: Backup,
     ) -> Result<Option<Reply>, Refused> {
         let shards = self.shards.len();
-        let held_back_by = self.service.held_back_by();
+        let has_room = self.queued_bytes <= self.limits.taken_max_bytes;
         let of = self.shards.get_mut(usize::from(shard)).ok_or(NoShard { shard, shards })?;
-        if !message.entries.is_empty() {
-            if self.queued_bytes > self.limits.taken_max_bytes {
-                return Err(Refused::Busy { bytes: self.queued_bytes });
-            }
-            let waiting = of.apply.waiting();
-            if let Some(by) = held_back_by.filter(|_| waiting > self.limits.waiting_max) {
-                return Err(Refused::HeldBack { by, waiting });
-            }
+        let attempt = message.attempt;
+        let standing = of.bsa.standing().unwrap_or_default();
+        // The shard that holds the watermark back has nothing that waits.
+        if self.last.is_none() && !(has_room && of.apply.waiting() <= self.limits.waiting_max) {
+            return Ok(Some(Reply { attempt, verdict: Verdict::Full(standing) }));
         }
         let mut after = message.after;
         for entry in &message.entries {
@@ -281,8 +253,7 @@ impl<S: Storage> StoreLog<S> {
                 return Err(Refused::Span { end: entry.end });
             }
         }
-        let attempt = message.attempt;
-        let mut before = of.bsa.standing().unwrap_or_default().append.index;
+        let mut before = standing.append.index;
         let received = of.bsa.received(message)?;
         if received.append.is_empty() {
             return Ok(Some(received.reply));

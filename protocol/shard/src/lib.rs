@@ -71,6 +71,8 @@ pub enum Verdict {
     OutOfOrder(Standing),
     /// The answer to a question. Sending goes on after [`Standing::append`].
     Asked(Standing),
+    /// Refusal: there is no room now, and nothing was taken. The agent asks again later, and sends nothing until then.
+    Full(Standing),
     /// Refusal: the replica does not lead the backup shard, and another one is to be asked.
     NotLeader,
     /// A recovery has begun: the backup shard takes no entries of this primary any more.

@@ -86,6 +86,8 @@ enum Backs {
         /// The last time that it has committed something, or that there was nothing for it to do.
         progress: MonoNanos,
     },
+    /// Without room, it said then: it is asked again later.
+    Full { since: MonoNanos },
     /// Recovered: nothing is sent any more.
     Fenced,
 }
@@ -150,7 +152,7 @@ impl Psa {
                 self.backs = Backs::Unknown { since: Some(now) };
                 Some(Step::Ask { replica: self.replica })
             }
-            Backs::Unknown { since: Some(_) } | Backs::Fenced => None,
+            Backs::Unknown { since: Some(_) } | Backs::Full { .. } | Backs::Fenced => None,
             Backs::Known { sent, acked, .. } => {
                 let early = tidelock_planted::is(Bug::SentBeforeCommitted);
                 let up_to = if early { LogIndex(u64::MAX) } else { self.commit };
@@ -216,6 +218,11 @@ impl Psa {
                 self.backs = Backs::Known { sent: standing.append, acked, progress: now };
                 Ok(())
             }
+            Verdict::Full(standing) => {
+                self.note_commit(standing)?;
+                self.backs = Backs::Full { since: now };
+                Ok(())
+            }
             Verdict::NotLeader => {
                 self.next_replica();
                 self.backs = Backs::Unknown { since: None };
@@ -272,6 +279,7 @@ impl Psa {
     pub fn deadline(&self) -> Option<MonoNanos> {
         let since = match self.backs {
             Backs::Unknown { since } => since?,
+            Backs::Full { since } => since,
             Backs::Known { progress, .. } if !self.is_idle() => progress,
             Backs::Known { .. } | Backs::Fenced => return None,
         };
@@ -298,8 +306,14 @@ impl Psa {
     pub fn sent(&self) -> Option<(LogIndex, LogIndex)> {
         match self.backs {
             Backs::Known { sent, acked, .. } => Some((sent.index, acked)),
-            Backs::Unknown { .. } | Backs::Fenced => None,
+            Backs::Unknown { .. } | Backs::Full { .. } | Backs::Fenced => None,
         }
+    }
+
+    /// True if the backup has no room: it is asked again later.
+    #[must_use]
+    pub fn is_backup_full(&self) -> bool {
+        matches!(self.backs, Backs::Full { .. })
     }
 
     /// True if the backup was recovered: this primary ships nothing any more.
@@ -397,6 +411,21 @@ mod tests {
         let later = MonoNanos(late.0 + TERMS.patience_ns);
         assert_eq!(psa.poll(late), None);
         assert_eq!(psa.poll(later), Some(Step::Ask { replica: 1 }));
+    }
+
+    #[test]
+    fn a_backup_without_room_is_asked_again_later_and_sent_nothing_until_then() {
+        let mut psa = agent(standing(3, 3), 9);
+        let sent = psa.send(vec![entry(4, 4)]).unwrap().unwrap();
+        let full = Reply { attempt: sent.attempt, verdict: Verdict::Full(standing(3, 3)) };
+        psa.received(0, &full, START).unwrap();
+        assert_eq!((psa.poll(START), psa.is_backup_full()), (None, true));
+        let late = MonoNanos(START.0 + TERMS.patience_ns);
+        assert_eq!(psa.poll(late), Some(Step::Ask { replica: 0 }), "it is not dead");
+        let attempt = psa.question().attempt;
+        let reply = Reply { attempt, verdict: Verdict::Asked(standing(3, 3)) };
+        psa.received(0, &reply, late).unwrap();
+        assert_eq!(psa.poll(late), Some(Step::Read { after: LogIndex(3), up_to: LogIndex(9) }));
     }
 
     #[test]

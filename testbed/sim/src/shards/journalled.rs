@@ -237,9 +237,7 @@ impl Site for Journalled {
                 })?;
                 Ok(reply.map(|reply| (from, reply)))
             }
-            Err(error) if error.ends_connection() => broken(&error),
-            // It asks again.
-            Err(_) => Ok(None),
+            Err(error) => broken(&error),
         }
     }
 
