@@ -425,8 +425,8 @@ impl World {
             })?;
         }
         for (nth, slot) in self.backup.groups.iter().enumerate() {
-            // All that one read has brought goes in together.
-            let most = (INBOX_MAX_BYTES as usize).max(self.plan.window_bytes + (64 << 10));
+            // All that one read has brought goes in together. A link that mangles may bring things twice.
+            let most = (INBOX_MAX_BYTES as usize).max(2 * self.plan.window_bytes + (64 << 10));
             let waits = slot.waiting_bytes();
             check(waits <= most, Checker::Bounded, || {
                 format!("group {nth}: {waits} bytes wait at the backup")
