@@ -124,6 +124,8 @@ struct Replay<'a, F> {
     has_void: bool,
     /// Where it is certain that nothing more can be in it.
     over: Option<Position>,
+    /// The oldest state that can be seen has a change of the group's shape or epoch that the answer does not have.
+    is_before_change: bool,
 }
 
 pub(super) fn settle<F: StorageFile>(
@@ -151,6 +153,7 @@ pub(super) fn settle<F: StorageFile>(
         before_ms,
         has_void: false,
         over: None,
+        is_before_change: false,
     };
     of.walk_from(from, before, |place, step| replay.step(place, &step))?;
     replay.point(from)
@@ -174,7 +177,10 @@ impl<F: StorageFile> Replay<'_, F> {
         if let Step::Record { record, at, is_void: false, .. } = step {
             self.seen.push(ReplayedRecord::new(place, record, *at, true));
         }
-        let ends = place.start >= self.of.base;
+        let is_in_oldest = place.before.newest_effective() < self.of.oldest.at;
+        self.is_before_change |=
+            is_in_oldest && matches!(step, Step::Note(Note::Shape(_) | Note::EpochStart(_)));
+        let ends = place.start >= self.of.base && !is_in_oldest;
         Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
@@ -322,8 +328,8 @@ impl<F: StorageFile> Replay<'_, F> {
         let start = from.max(of.base);
         let first = self.seen.iter().find(|record| !is_in(record)).map(|record| record.start);
         Ok(Point {
-            // What is between is nothing, so it is the same state.
-            hlc: newest.max(of.oldest.at),
+            // If nothing is between, it is the same state. A pinned one may be older.
+            hlc: if self.is_before_change { newest } else { newest.max(of.oldest.at) },
             arrived_ms,
             epoch: state.epoch,
             writers,
