@@ -26,6 +26,12 @@
 //! until a sample agrees again with the older one: when the clock was set back; or when so much time has passed that
 //! the raw clock may have drifted as far (with 200 ppm, 50 s for 10 ms, 208 days for 1 h); or when the operator says
 //! so ([`ClockGuard::forget`]). Every sample of the window is compared, so a drift beyond `drift_ppm` shows as well.
+//!
+//! A *master* that is stepped is noticed in the same way. Its first sample says that the clock is wrong by the step, and
+//! the clock has not moved: such a sample must not explain that the servo takes the clock there. So the clock must also
+//! have moved by the difference of the two *offsets*, up to the delays, the drift and `max_clock_error`, which is for
+//! syncs that were queued. Hosts that follow a stepped master are then believed when the raw clock allows it, not when
+//! each of them is locked again: a master that goes back would stamp later writes before earlier ones.
 
 use crate::bound::{ErrorBound, drift_ns};
 use crate::reading::Reading;
@@ -137,10 +143,10 @@ pub enum Why {
     /// The clock is being pulled to its master.
     #[error("the servo of the clock is not locked")]
     NotLocked,
-    /// The clock moved further than the source's samples allow.
-    #[error("the clock moved by {by_ns} ns, and the source says that it did not")]
+    /// The clock moved, and the source's samples do not say so: somebody stepped the clock, or the master's.
+    #[error("the clock moved by {by_ns} ns more than its source says")]
     ClockMoved {
-        /// Since the sample that is contradicted.
+        /// Since the last sample, or since the sample that is contradicted.
         by_ns: i64,
     },
     /// The source measures another clock than the wall clock.
@@ -221,17 +227,44 @@ impl Entry {
         terms.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Distance by which the clock has moved since an earlier sample, if it cannot have.
+    /// Error of what this sample measured, at most: nobody knows the delay of a sync in one direction.
+    fn uncertainty_ns(&self, hop_ns: u64) -> u64 {
+        [self.sample.delay_ns, self.sample.dispersion_ns, hop_ns]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Distance by which the clock moved further since an earlier sample than the two samples say, if it cannot have.
     fn contradicts(&self, earlier: &Entry, limits: &Limits) -> Option<i64> {
-        let moved = self.seen.moved_since(&earlier.seen);
-        let allowed = [
-            self.error_ns(limits.hop_ns()),
-            earlier.error_ns(limits.hop_ns()),
+        let hop_ns = limits.hop_ns();
+        let drifted = [
             drift_ns(self.seen.since(&earlier.after), limits.drift_ppm),
             self.seen.slop_with(&earlier.seen),
         ];
-        let allowed = allowed.into_iter().fold(0, u64::saturating_add);
-        (moved.unsigned_abs() > allowed).then_some(moved)
+        let within =
+            |terms: [u64; 3]| terms.into_iter().chain(drifted).fold(0, u64::saturating_add);
+        let moved = self.seen.moved_since(&earlier.seen);
+        if moved.unsigned_abs() > within([self.error_ns(hop_ns), earlier.error_ns(hop_ns), 0]) {
+            return Some(moved);
+        }
+        let beyond = self.moved_beyond(earlier);
+        let uncertain = [self.uncertainty_ns(hop_ns), earlier.uncertainty_ns(hop_ns)];
+        let allowed = within([uncertain[0], uncertain[1], limits.max_clock_error_ns]);
+        (beyond.unsigned_abs() > allowed).then_some(beyond)
+    }
+
+    /// Distance by which the clock moved further since an earlier sample than the offsets of both say, at least: each
+    /// was measured between two looks.
+    fn moved_beyond(&self, earlier: &Entry) -> i64 {
+        let told = self.sample.offset_ns.saturating_sub(earlier.sample.offset_ns);
+        let (mut low, mut high) = (i64::MAX, i64::MIN);
+        for from in [&earlier.after, &earlier.seen] {
+            for to in [&self.after, &self.seen] {
+                let moved = to.moved_since(from);
+                (low, high) = (low.min(moved), high.max(moved));
+            }
+        }
+        told.clamp(low, high).saturating_sub(told)
     }
 }
 
@@ -407,17 +440,20 @@ impl ClockGuard {
     pub fn verdict(&self, now: Reading) -> Verdict {
         match self.why_not(now) {
             Some(why) => Verdict::NotBelieved { why },
-            None => self.judge(self.bound(now)),
+            None => self.judge(now),
         }
     }
 
-    fn judge(&self, bound: Option<ErrorBound>) -> Verdict {
-        let (epsilon_ns, max_ns) =
-            (bound.map_or(u64::MAX, |bound| bound.total_ns()), self.limits.max_clock_error_ns);
+    fn judge(&self, now: Reading) -> Verdict {
+        let epsilon_ns = self.bound(now).map_or(u64::MAX, |bound| bound.total_ns());
+        let max_ns = self.limits.max_clock_error_ns;
         if epsilon_ns <= max_ns {
             return Verdict::Believed { epsilon_ns };
         }
-        Verdict::NotBelieved { why: Why::AboveMax { epsilon_ns, max_ns } }
+        let by_ns = self.window.back().map_or(0, |last| now.moved_since(&last.after));
+        let is_step = by_ns.unsigned_abs() > max_ns;
+        let above = Why::AboveMax { epsilon_ns, max_ns };
+        Verdict::NotBelieved { why: if is_step { Why::ClockMoved { by_ns } } else { above } }
     }
 
     fn why_not(&self, now: Reading) -> Option<Why> {

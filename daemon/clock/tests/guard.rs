@@ -256,7 +256,7 @@ fn a_step_is_part_of_epsilon_for_the_first_stamp_after_it() {
     for step_ns in [10_000_000, -10_000_000, 3_600_000_000_000, -3_600_000_000_000] {
         let mut host = Host::new();
         host.ahead_ns += step_ns;
-        assert!(matches!(host.why(), Some(Why::AboveMax { .. })), "{:?}", host.why());
+        assert_eq!(host.why(), Some(Why::ClockMoved { by_ns: step_ns }));
     }
 }
 
@@ -318,6 +318,8 @@ fn a_step_that_the_source_sees_is_believed_again_once_the_clock_is_set_back() {
     host.ahead_ns += 10_000_000;
     host.answer.sample = Ok(sample(10_000_000));
     host.look();
+    assert_eq!(host.why(), Some(Why::ClockMoved { by_ns: 10_000_000 }));
+    host.look();
     assert!(matches!(host.why(), Some(Why::AboveMax { .. })), "{:?}", host.why());
     host.ahead_ns -= 10_000_000;
     host.answer = Answer { servo: Servo::Locking, sample: Err(NoSample::NotMeasured) };
@@ -326,6 +328,30 @@ fn a_step_that_the_source_sees_is_believed_again_once_the_clock_is_set_back() {
     host.run(4);
     assert!(host.epsilon().is_some(), "{:?}", host.why());
     assert_eq!(host.guard.status(host.now()).contradictions, 0);
+}
+
+/// The samples alone say what has happened: the offset jumps, and the clock has not moved.
+#[test]
+fn a_step_of_the_master_is_not_believed_when_the_servo_has_followed_it() {
+    for step_ns in [10_000_000, -10_000_000, 3_600_000_000_000, -3_600_000_000_000] {
+        let mut host = Host::new();
+        host.answer.sample = Ok(sample(100 - step_ns));
+        host.look();
+        assert_eq!(host.why(), Some(Why::ClockMoved { by_ns: step_ns }));
+        host.ahead_ns += step_ns;
+        host.answer.sample = Ok(sample(100));
+        host.run(30);
+        assert_eq!(host.why(), Some(Why::ClockMoved { by_ns: step_ns }));
+        assert_eq!(host.guard.status(host.now()).contradictions, 1);
+    }
+    // A sync that was queued: the next one says that all is well.
+    let mut host = Host::new();
+    host.answer.sample = Ok(sample(10_000_000));
+    host.look();
+    assert_eq!(host.why(), Some(Why::ClockMoved { by_ns: -9_999_900 }));
+    host.answer.sample = Ok(sample(100));
+    host.run(4);
+    assert!(host.epsilon().is_some(), "{:?}", host.why());
 }
 
 #[test]
