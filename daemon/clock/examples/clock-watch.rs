@@ -1,4 +1,5 @@
-//! Follows a source of time, and prints the guard's status after each look, as a line of JSON.
+//! Follows a source of time, and prints the guard's status after each look, as a line of JSON; `raw_ns` is the time of
+//! the status by the raw clock.
 //!
 //! `clock-watch ptp4l SOCKET [SETTINGS]` or `clock-watch chronyd ADDRESS [SETTINGS]`; settings are `max-error-ns=N`
 //! (1,000,000), `every-ms=N` (250), `drift-ppm=N` (200), `samples-min=N` (4), `settle-ms=N` (10,000), `window-ms=N`
@@ -51,8 +52,10 @@ fn watch(source: &mut impl Source, settings: &Settings) -> Result<(), String> {
     let mut guard = ClockGuard::new(settings.limits);
     loop {
         let error = look(&mut guard, source, Duration::from_millis(500)).err();
-        let status = guard.status(read_clocks());
-        let mut line = serde_json::to_value(status).map_err(|error| error.to_string())?;
+        let now = read_clocks();
+        let mut line =
+            serde_json::to_value(guard.status(now)).map_err(|error| error.to_string())?;
+        line["raw_ns"] = now.raw_ns.into();
         line["error"] = error.map(|error| error.to_string()).into();
         writeln!(std::io::stdout(), "{line}").map_err(|error| error.to_string())?;
         std::thread::sleep(settings.every);
