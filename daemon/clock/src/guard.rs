@@ -155,6 +155,11 @@ pub enum Why {
         /// Measured clock less wall clock, about.
         apart_ns: i64,
     },
+    /// The source measures the clock of a network card, and nothing says what the wall clock has to do with it.
+    #[error(
+        "the source measures the clock of a network card, and nothing says how far the wall clock is from it"
+    )]
+    CardClock,
     /// The source is locked, and has no sample.
     #[error("the source has no sample: {reason:?}")]
     NoSample {
@@ -303,6 +308,8 @@ pub struct ClockGuard {
     distrust: Option<Distrust>,
     /// Distance of a measured clock that is not the wall clock.
     apart_ns: Option<i64>,
+    /// True if the last sample is of a network card's clock.
+    is_card_clock: bool,
     /// Reason of the last answer without a sample.
     no_sample: Option<NoSample>,
     master: Option<MasterId>,
@@ -324,6 +331,7 @@ impl ClockGuard {
             trusted: None,
             distrust: None,
             apart_ns: None,
+            is_card_clock: false,
             no_sample: None,
             master: None,
             contradictions: 0,
@@ -349,7 +357,9 @@ impl ClockGuard {
 
     /// Reading after which a sample was taken, if it is new and that is known.
     fn new_sample(&mut self, sample: &Sample, asked: Reading) -> Option<Reading> {
-        let Taken::At(taken_ns) = sample.taken else { return Some(asked) };
+        let (Taken::At(taken_ns) | Taken::OnCard(taken_ns)) = sample.taken else {
+            return Some(asked);
+        };
         let before = self.last.replace(LastLook { taken_ns, asked })?;
         (before.taken_ns != taken_ns).then_some(before.asked)
     }
@@ -363,7 +373,8 @@ impl ClockGuard {
             self.trusted = None;
         }
         self.apart_ns = self.apart_ns(&entry);
-        if self.apart_ns.is_some() {
+        self.is_card_clock = matches!(entry.sample.taken, Taken::OnCard(_));
+        if self.is_other_clock() {
             self.window.clear();
             return;
         }
@@ -391,6 +402,12 @@ impl ClockGuard {
         self.window.push_back(entry);
         self.prune(&entry.seen);
         self.at_sample = self.bound_at_sample();
+    }
+
+    /// True if the source measures another clock, and nobody has said how far it is from the wall clock.
+    fn is_other_clock(&self) -> bool {
+        let is_card = self.is_card_clock && self.limits.sampled == Sampled::ThisClock;
+        self.apart_ns.is_some() || is_card
     }
 
     /// Distance between the measured clock and the wall clock, if they are not the same: a sample was taken between
@@ -470,6 +487,9 @@ impl ClockGuard {
         }
         if let Some(apart_ns) = self.apart_ns {
             return Some(Why::OtherClock { apart_ns });
+        }
+        if self.is_other_clock() {
+            return Some(Why::CardClock);
         }
         if let Some(Distrust { moved_ns, .. }) = self.distrust {
             return Some(Why::ClockMoved { by_ns: moved_ns });

@@ -39,7 +39,7 @@ pub mod data;
 pub mod look;
 
 use crate::bytes::Bytes;
-use data::{CurrentDataSet, ParentDataSet, PortDataSet, TimeStatus};
+use data::{CurrentDataSet, ParentDataSet, PortDataSet, PortProperties, TimeStatus};
 
 pub use look::{Look, Progress};
 
@@ -70,6 +70,8 @@ pub enum Id {
     ParentDataSet,
     /// Offset of the last sample, and when it was taken (linuxptp's own).
     TimeStatusNp,
+    /// Kind of a port's timestamps; one response for each (linuxptp's own; `uds_ro_address` does not tell).
+    PortPropertiesNp,
 }
 
 impl Id {
@@ -81,12 +83,18 @@ impl Id {
             Id::ParentDataSet => 0x2002,
             Id::PortDataSet => 0x2004,
             Id::TimeStatusNp => 0xc000,
+            Id::PortPropertiesNp => 0xc004,
         }
     }
 
     fn of(code: u16) -> Option<Id> {
-        const ALL: [Id; 4] =
-            [Id::PortDataSet, Id::CurrentDataSet, Id::ParentDataSet, Id::TimeStatusNp];
+        const ALL: [Id; 5] = [
+            Id::PortDataSet,
+            Id::CurrentDataSet,
+            Id::ParentDataSet,
+            Id::TimeStatusNp,
+            Id::PortPropertiesNp,
+        ];
         ALL.into_iter().find(|id| id.code() == code)
     }
 }
@@ -159,6 +167,8 @@ pub enum Body {
     Parent(ParentDataSet),
     /// The last sample.
     TimeStatus(TimeStatus),
+    /// Kind of timestamps of one port.
+    PortProperties(PortProperties),
     /// The request was refused.
     Refused {
         /// managementId that was asked for.
@@ -276,6 +286,7 @@ fn decode_data(code: u16, data: Bytes<'_>) -> Result<Body, PtpError> {
         Id::CurrentDataSet => CurrentDataSet::read(&mut rest).map(Body::Current),
         Id::ParentDataSet => ParentDataSet::read(&mut rest).map(Body::Parent),
         Id::TimeStatusNp => TimeStatus::read(&mut rest).map(Body::TimeStatus),
+        Id::PortPropertiesNp => PortProperties::read(&mut rest).map(Body::PortProperties),
     };
     body.filter(|_| rest.0.is_empty()).ok_or(PtpError::DataLength { id: code, got: data.0.len() })
 }

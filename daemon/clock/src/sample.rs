@@ -51,6 +51,9 @@ pub enum Taken {
     /// Once, when the measured clock showed this: nanoseconds since its epoch. The same sample is told again until
     /// there is a new one.
     At(i64),
+    /// Time, like that of `At`, shown by the clock of a network card: `ptp4l` steers that clock, and something else
+    /// copies it into the wall clock.
+    OnCard(i64),
     /// Anew for each answer: the source extrapolates to the moment at which it is asked.
     WhenAsked,
 }

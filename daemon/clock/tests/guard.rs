@@ -381,6 +381,29 @@ fn a_source_that_measures_another_clock_is_found_out() {
     assert!((apart_ns - tai_ns).unsigned_abs() < SECOND);
 }
 
+/// The two clocks may be the same at the moment, and drift apart later.
+#[test]
+fn the_clock_of_a_network_card_says_nothing_of_the_wall_clock_without_the_operator_s_word() {
+    let hop_ns = 20_000;
+    for sampled in [Sampled::ThisClock, Sampled::Other { hop_ns }] {
+        let mut host = Host::with(Limits { sampled, ..limits() });
+        for _ in 0..6 {
+            host.raw_ns += SECOND;
+            let taken = Taken::OnCard(host.now().wall_ns - 500 * MS as i64);
+            let answer = Answer { sample: Ok(Sample { taken, ..sample(0) }), ..host.answer };
+            host.guard.on_answer(host.now(), host.now(), &answer);
+        }
+        if sampled == Sampled::ThisClock {
+            assert_eq!(host.why(), Some(Why::CardClock));
+            host.run(4);
+            assert!(host.epsilon().is_some(), "software again: {:?}", host.why());
+        } else {
+            assert_eq!(host.guard.bound(host.now()).map(|bound| bound.hop_ns), Some(hop_ns));
+            assert!(host.epsilon().is_some(), "{:?}", host.why());
+        }
+    }
+}
+
 #[test]
 fn another_master_begins_anew_and_does_not_explain_a_step() {
     let mut host = Host::new();

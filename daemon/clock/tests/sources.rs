@@ -16,6 +16,7 @@ const SHORT: Duration = Duration::from_millis(50);
 fn response(request: &[u8]) -> Vec<u8> {
     let data = match u16::from_be_bytes([request[52], request[53]]) {
         0x2004 => 26,
+        0xc004 => 14,
         0x2001 => 18,
         0x2002 => 32,
         0xc000 => 50,
@@ -35,7 +36,7 @@ fn ptp4l(path: &Path, looks: usize, answer: fn(&[u8]) -> Vec<u8>) -> JoinHandle<
     let path = path.to_owned();
     std::thread::spawn(move || {
         let mut buffer = [0; 1500];
-        for _ in 0..looks * 4 {
+        for _ in 0..looks * 5 {
             let (bytes, asker) = socket.recv_from(&mut buffer).expect("a request");
             let asker = asker.as_pathname().expect("an address to answer to");
             // An asker that has given up is gone.

@@ -148,3 +148,25 @@ impl TimeStatus {
         Some(TimeStatus { offset_ns, ingress_ns, has_master, master: bytes.take()? })
     }
 }
+
+/// `PORT_PROPERTIES_NP`: port identity (10), state (1), kind of timestamps (1), name of the interface (its length in 1,
+/// and so many), and a zero if that makes the length even.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortProperties {
+    /// True if the clock of the network card makes the timestamps: that clock is measured and steered, not the wall
+    /// clock.
+    pub is_card_clock: bool,
+}
+
+/// Kinds of timestamps by which `ptp4l` steers the wall clock: by software, and by hardware in the wall clock's time.
+const OF_THE_WALL_CLOCK: [u8; 2] = [0, 2];
+
+impl PortProperties {
+    pub(super) fn read(bytes: &mut Bytes<'_>) -> Option<PortProperties> {
+        PortIdentity::read(bytes)?;
+        bytes.skip(1)?;
+        let (kind, length) = (bytes.u8()?, bytes.u8()?);
+        bytes.skip(usize::from(length) + usize::from(length.is_multiple_of(2)))?;
+        Some(PortProperties { is_card_clock: !OF_THE_WALL_CLOCK.contains(&kind) })
+    }
+}

@@ -1,4 +1,4 @@
-//! A look at `ptp4l`: four requests, and one [`Answer`] out of their responses.
+//! A look at `ptp4l`: five requests, and one [`Answer`] out of their responses.
 //!
 //! The state of the servo has no data set of its own. `ptp4l` puts the port that it follows into SLAVE when the servo
 //! locks, and back into UNCALIBRATED when the servo loses its lock or steps the clock; without announcements the port
@@ -8,9 +8,15 @@ use super::data::{CurrentDataSet, ParentDataSet, PortState, TimeStatus, accuracy
 use super::{Asker, Body, Id, PtpError, REQUEST_BYTES, decode, request};
 use crate::sample::{Answer, MasterId, NoSample, Sample, Servo, Taken};
 
-/// Requests of a look, in their order. `ptp4l` answers in the same order, and for `PORT_DATA_SET` once for each port:
-/// all of these responses come before the last one.
-const ASKED: [Id; 4] = [Id::PortDataSet, Id::CurrentDataSet, Id::ParentDataSet, Id::TimeStatusNp];
+/// Requests of a look, in their order. `ptp4l` answers in the same order, and for the first two once for each port: all
+/// of these responses come before the last one.
+const ASKED: [Id; 5] = [
+    Id::PortDataSet,
+    Id::PortPropertiesNp,
+    Id::CurrentDataSet,
+    Id::ParentDataSet,
+    Id::TimeStatusNp,
+];
 /// Datagrams of one look, at most. A switch with `ptp4l` has a port for each of its sockets.
 const DATAGRAMS_MAX: u32 = 512;
 
@@ -52,6 +58,8 @@ pub struct Look {
     first: u16,
     datagrams: u32,
     servo: Option<Servo>,
+    /// True if a port has the timestamps of a network card. Where `ptp4l` refuses to say, the guard compares the times.
+    is_card_clock: Option<bool>,
     /// Delay to the neighbour of the port that is followed, where the delay is measured so.
     peer_delay_ns: Option<i64>,
     current: Option<CurrentDataSet>,
@@ -70,6 +78,7 @@ impl Look {
             first,
             datagrams: 0,
             servo: None,
+            is_card_clock: None,
             peer_delay_ns: None,
             current: None,
             parent: None,
@@ -111,6 +120,10 @@ impl Look {
                 }
                 self.servo = Some(best(self.servo.unwrap_or(servo), servo));
             }
+            (Id::PortPropertiesNp, Body::PortProperties(port)) => {
+                self.is_card_clock = Some(self.is_card_clock.unwrap_or(false) | port.is_card_clock);
+            }
+            (Id::PortPropertiesNp, Body::Refused { .. }) => self.is_card_clock = Some(false),
             (Id::CurrentDataSet, Body::Current(current)) => self.current = Some(current),
             (Id::ParentDataSet, Body::Parent(parent)) => self.parent = Some(parent),
             (Id::TimeStatusNp, Body::TimeStatus(status)) => return self.answer(&status),
@@ -121,12 +134,14 @@ impl Look {
     }
 
     fn answer(&self, status: &TimeStatus) -> Result<Progress, LookError> {
-        let (Some(servo), Some(current), Some(parent)) = (self.servo, self.current, self.parent)
+        let (Some(servo), Some(is_card), Some(current), Some(parent)) =
+            (self.servo, self.is_card_clock, self.current, self.parent)
         else {
             return Err(LookError::WrongAnswer);
         };
+        let at = if is_card { Taken::OnCard } else { Taken::At };
         let servo = if status.has_master { servo } else { Servo::NoMaster };
-        Ok(Progress::Done(Answer { servo, sample: self.sample(&current, &parent, status) }))
+        Ok(Progress::Done(Answer { servo, sample: self.sample(&current, &parent, status, at) }))
     }
 
     fn sample(
@@ -134,6 +149,7 @@ impl Look {
         current: &CurrentDataSet,
         parent: &ParentDataSet,
         status: &TimeStatus,
+        at: fn(i64) -> Taken,
     ) -> Result<Sample, NoSample> {
         if parent.master != status.master {
             return Err(NoSample::MasterChanged);
@@ -146,7 +162,7 @@ impl Look {
             return Err(NoSample::DelayUnknown);
         }
         Ok(Sample {
-            taken: Taken::At(status.ingress_ns),
+            taken: at(status.ingress_ns),
             offset_ns: status.offset_ns,
             // A negative delay shows corrections of timestamps that are too large: an error of that size.
             delay_ns: delay_ns.unsigned_abs(),

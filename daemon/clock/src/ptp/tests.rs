@@ -43,6 +43,10 @@ const ABANDONED: [&str; 4] = [
      fffffffffffffcea00000000000000000000000000000000000000000000000000000000000000000001f2a394fffec8316f",
 ];
 
+/// The kind of timestamps of a port named `ptp`, by software, sequence 0x101.
+const PROPERTIES: &str = "0d020046000000000000000000000000000000001abf1afffeec48eb00010101047f000000000000010203040000\
+     020000010012c0041abf1afffeec48eb0001040003707470";
+
 /// Refusal of `PATH_TRACE_LIST`, sequence 0x777.
 const REFUSED: &str = "0d02003c000000000000000000000000000000005aeebbfffebbb23e00000777047f000000000000010203040000\
      020000020008000620150000\
@@ -75,8 +79,15 @@ fn answer_of(first: u16, datagrams: &[Vec<u8>]) -> Result<Answer, LookError> {
     panic!("the look waits for more");
 }
 
+/// A whole look: the recorded datagrams, and the kind of timestamps after the first of them.
 fn recorded(datagrams: &[&str; 4]) -> Vec<Vec<u8>> {
-    datagrams.iter().map(|hex| bytes(hex)).collect()
+    let mut datagrams: Vec<_> = datagrams.iter().map(|hex| bytes(hex)).collect();
+    let first = u16::from_be_bytes([datagrams[0][30], datagrams[0][31]]);
+    datagrams.insert(1, bytes(PROPERTIES));
+    for (sequence, datagram) in (first..).zip(&mut datagrams) {
+        datagram[30..32].copy_from_slice(&sequence.to_be_bytes());
+    }
+    datagrams
 }
 
 #[test]
@@ -124,7 +135,7 @@ fn recorded_looks_say_whether_the_clock_follows_a_master() {
     assert_eq!(answer_of(0x12c, &recorded(&FOLLOWING)), Ok(locked));
     // A clock that is its own grandmaster follows nobody, whatever its ports say.
     let mut alone = recorded(&FOLLOWING);
-    alone[3][92..96].fill(0);
+    alone[4][92..96].fill(0);
     assert_eq!(answer_of(0x12c, &alone), Ok(none));
     // The grandmaster is still named, and the last offset told.
     assert_eq!(answer_of(0x200, &recorded(&ABANDONED)), Ok(none));
@@ -158,7 +169,7 @@ fn one_port_that_follows_a_master_is_enough() {
 #[test]
 fn a_delay_that_was_not_measured_is_no_delay_of_zero() {
     let mut datagrams = recorded(&FOLLOWING);
-    datagrams[1][64..72].fill(0);
+    datagrams[2][64..72].fill(0);
     let sample = |datagrams: &[Vec<u8>]| answer_of(0x12c, datagrams).expect("an answer").sample;
     assert_eq!(sample(&datagrams), Err(NoSample::DelayUnknown));
     // Delay from peer to peer is the port's.
@@ -170,11 +181,36 @@ fn a_delay_that_was_not_measured_is_no_delay_of_zero() {
     assert_eq!(sample(&datagrams).map(|sample| sample.delay_ns), Ok(900));
 }
 
+/// The kinds of timestamps (`enum timestamp_type` of linuxptp): software, hardware, hardware in the wall clock's time,
+/// two kinds of one-step hardware, and one that nobody knows yet.
+#[test]
+fn a_sample_by_the_clock_of_a_network_card_is_told_from_one_by_the_wall_clock() {
+    let taken = |datagrams: &[Vec<u8>]| {
+        answer_of(0x12c, datagrams).expect("an answer").sample.expect("a sample").taken
+    };
+    let at = 1_796_048_534_771_275_130;
+    for (kind, is_card) in [(0, false), (1, true), (2, false), (3, true), (4, true), (5, true)] {
+        let mut datagrams = recorded(&FOLLOWING);
+        datagrams[1][65] = kind;
+        let expected = if is_card { Taken::OnCard(at) } else { Taken::At(at) };
+        assert_eq!(taken(&datagrams), expected, "{kind}");
+        // A second port, with timestamps by software, changes nothing.
+        datagrams.insert(2, bytes(PROPERTIES));
+        datagrams[2][30..32].copy_from_slice(&0x12du16.to_be_bytes());
+        assert_eq!(taken(&datagrams), expected, "{kind}");
+    }
+    // A read-only socket does not tell.
+    let mut refused = recorded(&FOLLOWING);
+    refused[1] = bytes(REFUSED);
+    refused[1][30..32].copy_from_slice(&0x12du16.to_be_bytes());
+    assert_eq!(taken(&refused), Taken::At(at));
+}
+
 #[test]
 fn a_master_that_changes_within_a_look_makes_no_sample() {
     let mut datagrams = recorded(&FOLLOWING);
-    let end = datagrams[2].len() - 1;
-    datagrams[2][end] ^= 1;
+    let end = datagrams[3].len() - 1;
+    datagrams[3][end] ^= 1;
     let answer = answer_of(0x12c, &datagrams).expect("an answer");
     assert_eq!(answer.sample, Err(NoSample::MasterChanged));
 }
@@ -182,10 +218,10 @@ fn a_master_that_changes_within_a_look_makes_no_sample() {
 #[test]
 fn a_look_without_all_of_its_responses_or_with_too_many_fails() {
     let mut refused = recorded(&FOLLOWING);
-    refused[1] = bytes(REFUSED);
-    refused[1][30..32].copy_from_slice(&0x12du16.to_be_bytes());
+    refused[2] = bytes(REFUSED);
+    refused[2][30..32].copy_from_slice(&0x12eu16.to_be_bytes());
     assert_eq!(answer_of(0x12c, &refused), Err(LookError::Refused { id: 0x2015, error: 6 }));
-    for missing in 0..3 {
+    for missing in 0..4 {
         let mut datagrams = recorded(&FOLLOWING);
         datagrams.remove(missing);
         assert_eq!(answer_of(0x12c, &datagrams), Err(LookError::WrongAnswer));
@@ -238,8 +274,8 @@ fn an_accuracy_that_the_grandmaster_does_not_know_is_none() {
 proptest! {
     /// A shorter datagram is never taken for the whole one, even if its lengths agree with it.
     #[test]
-    fn a_datagram_that_was_cut_is_refused(nth in 0usize..5, keep in 0usize..104) {
-        let whole = bytes(if nth == 4 { REFUSED } else { FOLLOWING[nth] });
+    fn a_datagram_that_was_cut_is_refused(nth in 0usize..6, keep in 0usize..104) {
+        let whole = bytes([REFUSED, PROPERTIES].into_iter().chain(FOLLOWING).nth(nth).expect("six"));
         let keep = keep.min(whole.len() - 1);
         let mut cut = whole[..keep].to_vec();
         prop_assert!(decode(&cut).is_err());
@@ -255,7 +291,7 @@ proptest! {
     #[test]
     fn whatever_comes_ends_nothing(
         noise in prop::collection::vec(any::<u8>(), 0..120),
-        nth in 0usize..4,
+        nth in 0usize..5,
         changes in prop::collection::vec((0usize..104, any::<u8>()), 0..8),
     ) {
         let _ = decode(&noise);
