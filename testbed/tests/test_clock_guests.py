@@ -1,7 +1,7 @@
 """The clock guard on clocks of their own: two VMs, `ptp4l` in both, and real faults of real clocks.
 
-Stamps are taken by software, in VMs that may have no KVM: the round trip has 1 to 3 ms, the offset jitters by 1 ms,
-and ε is 3 to 5 ms. Up to 8 ms are believed, so that a step of 10 ms is told from jitter.
+Stamps are taken by software, in VMs that may have no KVM: half of the round trip is 0.6 to 1.5 ms, the offset jitters
+by 1 ms, and ε is 1.4 to 5 ms. Up to 8 ms are believed, so that a step of 10 ms is told from jitter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pair(run, image) -> tuple[ClockGuest, ClockGuest]:
     assert apart_ns(master, follower)[1] < -300 * 86_400 * SECOND_NS
     master.start_ptp4l(follows=False)
     follower.start_ptp4l(follows=True)
-    # Only what the clocks show is a reason here, and never how long `ptp4l` is silent.
+    # The clocks are to give the reasons: a `ptp4l` that was stopped is not silent for too long.
     follower.start_clock_watch(*SETTINGS, "silence-max-ms=120000")
     line = follower.until("the follower's clock is believed", believed, 0)
     assert line["servo"] == "locked"
@@ -49,15 +49,15 @@ def test_a_clock_that_is_stepped_is_not_believed_until_the_servo_has_it_back(pai
         follower.until("the clock is believed", believed)
         follower.step_clock(seconds)
         line = follower.next_look()
-        # The step itself, or what it has done to the servo by now.
-        assert not_believed("clock_moved", "above_max", "not_locked", "no_sample")(line), line
+        # The reason is the step itself, or what it has done to the servo by now.
+        assert not believed(line), line
         if "by_ns" in line:
             assert line["by_ns"] == pytest.approx(seconds * SECOND_NS, abs=MAX_NS)
         follower.until(f"the clock is believed after {seconds} s", believed)
         low, high = apart_ns(master, follower)
         assert low - MAX_NS <= 0 <= high + MAX_NS, "the clock is back"
 
-    # As long as `ptp4l` does not see it, the step alone is the reason.
+    # The step alone is the reason while `ptp4l` does not see it.
     follower.signal_ptp4l("STOP")
     follower.step_clock(3600)
     line = follower.next_look()
@@ -71,9 +71,13 @@ def test_a_clock_that_drifts_is_not_believed_for_long(pair):
     master, follower = pair
     follower.signal_ptp4l("STOP")
     follower.set_frequency(450_000)
-    line = follower.until("the drift is noticed", not_believed("above_max", "clock_moved"))
-    # Not only the age of the last sample: the clock was seen to go away from the raw clock.
-    assert line["bound"]["moved_ns"] > line["bound"]["drift_ns"]
+    is_noticed = not_believed("above_max", "clock_moved")
+
+    def moves(line):
+        # The age of the last sample is not the whole reason: the clock is seen to go away from the raw clock.
+        return line["bound"]["moved_ns"] > line["bound"]["drift_ns"]
+
+    follower.until("the drift is noticed", lambda line: is_noticed(line) and moves(line))
     follower.signal_ptp4l("CONT")
     follower.until("the servo has the clock back", believed)
 
@@ -82,11 +86,11 @@ def test_a_clock_that_drifts_is_not_believed_for_long(pair):
     follower.set_frequency(40_000)
     follower.start_ptp4l(True, "--free_running", "1")
     follower.until("nobody steers the clock", not_believed("not_locked"))
-    follower.do('pmc -u -b 0 -s /run/ptp4l -i /run/pmc "SET SYNCHRONIZATION_UNCERTAIN_NP 0" | grep "uncertain 0"')
+    certain = 'pmc -u -b 0 -s /run/ptp4l -i /run/pmc "SET SYNCHRONIZATION_UNCERTAIN_NP 0" | grep "uncertain 0"'
+    follower.do(f"until {certain}; do sleep 0.1; done")
     follower.until("the clock is believed as long as it goes well", believed)
     follower.set_frequency(-450_000)
-    line = follower.until("the drift is noticed", not_believed("above_max", "clock_moved"))
-    assert line["offset_ns"] < 0
+    follower.until("the drift is noticed", lambda line: is_noticed(line) and (line["offset_ns"] or 0) < -MAX_NS / 4)
 
 
 def test_a_master_that_is_stepped_is_noticed_by_the_clock_that_follows_it(pair):
@@ -101,7 +105,9 @@ def test_a_master_that_is_stepped_is_noticed_by_the_clock_that_follows_it(pair):
     follower.until("the step is noticed", lambda line: not believed(line))
     wait_until("the clock has followed", lambda: apart_ns(master, follower)[1] > -SECOND_NS, LONG_S)
     # The servo is locked again, and the offset small. But the time that went on by an hour is somebody's error.
-    line = follower.until("the servo is locked", lambda line: line["servo"] == "locked" and line.get("why") != "no_sample")
+    line = follower.until(
+        "the servo is locked", lambda line: line["servo"] == "locked" and line.get("why") != "no_sample"
+    )
     assert not_believed("clock_moved")(line), line
     assert line["by_ns"] == pytest.approx(3600 * SECOND_NS, abs=2 * MAX_NS)
 

@@ -67,15 +67,15 @@ class ClockGuest:
     """A VM that is one end of a cable, with `ptp4l` on it."""
 
     def __init__(self, run: Run, image: GuestImage, name: str, number: int, born: str):
-        """`born` is what its clock shows when it is switched on."""
+        """Switches it on. Its clock begins at `born`."""
         self.run, self.name, self.number = run, name, number
         self.lines: list[dict] = []
-        """What `clock-watch` has printed."""
+        """Statuses that `clock-watch` has printed."""
         self._commands = run.sockets / f"{name}.tty"
         argv = [*ahead_of_others(), "qemu-system-x86_64", *accelerator(image), "-M", "q35", "-smp", "1", "-m", "192"]
         argv += ["-nodefaults", "-no-reboot", "-display", "none", "-rtc", f"base={born}"]
         argv += ["-kernel", image.kernel, "-initrd", initramfs(run, image)]
-        # Its raw clock has the frequency that it says; a time stamp counter would have to be calibrated.
+        # The HPET has the frequency that it says; a time stamp counter would have to be calibrated.
         argv += ["-append", f"{KERNEL_BASICS} rdinit=/clock-init clocksource=hpet tidelock.ip4=10.77.91.{number}/24"]
         argv += ["-serial", "stdio", "-chardev", f"socket,id=tty,path={self._commands},server=on,wait=off"]
         argv += ["-serial", "chardev:tty", "-device", f"virtio-net-pci,netdev=cable,mac=02:00:00:77:91:0{number}"]
@@ -132,7 +132,7 @@ class ClockGuest:
         self.do(f"phc_ctl -q CLOCK_REALTIME -- freq {ppb}")
 
     def now_ns(self) -> int:
-        """What its wall clock shows."""
+        """Time of its wall clock."""
         found = re.search(r"clock time is (\d+)\.(\d{9})", self.do("phc_ctl CLOCK_REALTIME -- get"))
         return int(found[1] + found[2])
 
@@ -156,7 +156,7 @@ class ClockGuest:
 
 
 def ahead_of_others() -> list[str]:
-    """What puts a program ahead of all others, if that is allowed: what a packet waits for a processor is measured."""
+    """Words that put a program ahead of all others, if that is allowed: a packet that waits for a processor is late."""
     words = ["chrt", "-r", "1"]
     return words if subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
 
