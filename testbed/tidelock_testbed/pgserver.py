@@ -1,7 +1,7 @@
 """PostgreSQL with its data in a directory of the run: programs of the VM guest's root image, on this machine's kernel.
 
 Nothing stands between it and the run's file system, and nobody reaches it but through this class: it listens on a
-socket in a mount namespace of its own.
+socket in a mount namespace of its own, and on the loopback of a network namespace if it is given one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .bench.postgres import PGBIN, private
 from .image import GuestImage
+from .netns import Netns
 from .process import Process, run_command, wait_until
 from .run import Run
 
@@ -33,10 +34,25 @@ echo ready && exec sleep infinity
 
 
 class PgServer:
-    """A server that is stopped and started at will. `settings` are of its configuration."""
+    """A server that is stopped and started at will. `settings` are of its configuration.
 
-    def __init__(self, run: Run, image: GuestImage, name: str, segment_mib: int = 16, **settings: object):
+    With a network namespace it also listens there, on 127.0.0.1 at `port`. With a server to copy it begins as that
+    one's standby does, as a base backup.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        image: GuestImage,
+        name: str,
+        segment_mib: int = 16,
+        netns: Netns | None = None,
+        port: int = 5432,
+        copy_of: PgServer | None = None,
+        **settings: object,
+    ):
         self.run, self.name, self.settings = run, name, settings
+        self.netns, self.port = netns, port
         self.directory = run.directory / name
         self.root = run.directory / f"{name}-root"
         for directory in (self.directory, self.root):
@@ -45,8 +61,13 @@ class PgServer:
         argv = private(_MOUNTS, image.root, self.root, self.directory)
         self.holder = Process(run, f"{name}-mounts", argv)
         wait_until("its programs are mounted", lambda: "\nready" in self.holder.log.read_text(), START_S, [self.holder])
-        initdb = ["initdb", "-D", "/data/pg", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N"]
-        self.command(*initdb, f"--wal-segsize={segment_mib}", timeout_s=START_S)
+        if copy_of:
+            copy = ["-h", "127.0.0.1", "-p", copy_of.port, "-D", "/data/pg", "-c", "fast", "-X", "stream", "-N"]
+            self.command("pg_basebackup", *copy, timeout_s=START_S)
+            (self.data / "standby.signal").touch()
+        else:
+            initdb = ["initdb", "-D", "/data/pg", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N"]
+            self.command(*initdb, f"--wal-segsize={segment_mib}", timeout_s=START_S)
         self._lives = 0
         self.process: Process | None = None
 
@@ -68,13 +89,15 @@ class PgServer:
             "-D",
             "/data/pg",
             "-c",
-            "listen_addresses=",
+            f"listen_addresses={'127.0.0.1' if self.netns else ''}",
+            "-p",
+            self.port,
             "-c",
             "unix_socket_directories=/run/postgresql",
         ]
         words += [word for key, value in self.settings.items() for word in ("-c", f"{key}={value}")]
         self.process = Process(self.run, f"{self.name}-{self._lives}", self.inside(*words))
-        ready = ["pg_isready", "-q", "-h", "/run/postgresql"]
+        ready = ["pg_isready", "-q", "-h", "/run/postgresql", "-p", str(self.port)]
         wait_until(
             f"{self.name} takes connections",
             lambda: subprocess.run(self.inside(*ready)).returncode == 0,
@@ -104,5 +127,6 @@ class PgServer:
         """The command line of one of its programs."""
         user = f"--userspec={UID}:{UID}"
         enter = ["nsenter", f"--mount=/proc/{self.holder.pid}/ns/mnt", "--", "chroot", user, self.root]
-        environment = ["env", "LC_ALL=C.UTF-8", "HOME=/tmp", "TZ=UTC", "PGUSER=postgres"]
-        return [*enter, *environment, f"{PGBIN}/{program}", *words]
+        environment = ["env", "LC_ALL=C.UTF-8", "HOME=/tmp", "TZ=UTC", "PGUSER=postgres", f"PGPORT={self.port}"]
+        argv = [*enter, *environment, f"{PGBIN}/{program}", *words]
+        return self.netns.enter(argv) if self.netns else argv

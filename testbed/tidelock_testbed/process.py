@@ -33,6 +33,7 @@ class Process:
         netns: Netns | None = None,
         env: dict[str, str] | None = None,
         on_line: Callable[[float, str], None] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ):
         self.name = name
         self.log = run.directory / f"{name}.log"
@@ -42,7 +43,7 @@ class Process:
             log.flush()
             self.popen = subprocess.Popen(
                 words,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE if on_line else log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
