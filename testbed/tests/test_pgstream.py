@@ -193,7 +193,7 @@ def test_a_standby_is_given_the_log_up_to_a_bound_over_a_promotion(run, image):
     assert standby.sql("SELECT received_tli FROM pg_stat_wal_receiver;").strip() == "2"
     assert len(bounded.check(of_heir[-1], ends)) == len(before) + 400
 
-    # What the standby has can be written to, and is what the heir has.
+    # The standby has what the heir has, and takes writes.
     standby.sql("SELECT pg_promote();")
     sums = "SELECT sum(abalance), (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts;"
     assert standby.sql(sums) == heir.sql(sums)

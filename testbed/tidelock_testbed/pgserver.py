@@ -36,8 +36,8 @@ echo ready && exec sleep infinity
 class PgServer:
     """A server that is stopped and started at will. `settings` are of its configuration.
 
-    With a network namespace it also listens there, on 127.0.0.1 at `port`. With a server to copy it begins as that
-    one's standby does, as a base backup.
+    Given a network namespace, it also listens there, on 127.0.0.1 at `port`. Given a server to copy, it begins as a
+    base backup of that one, and as a standby.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 //! Receives the log of a PostgreSQL server into segment files, and reports as flushed what is durable in them.
 //!
-//! `wal-receive DIRECTORY SLOT USER HOST...`, with the password in PGPASSWORD. A host is `unix:PATH` or `ADDRESS:PORT`; if
-//! a connection fails in a way that may pass, the next one is tried, over and over. The slot is made on a host that is
-//! not known to have had it (file `slots` in the directory). Events are JSON, one a line.
+//! `wal-receive DIRECTORY SLOT USER HOST...`, with the password in PGPASSWORD. A host is `unix:PATH` or `ADDRESS:PORT`;
+//! if a connection fails in a way that may pass, the next one is tried, over and over. The slot is made on a host that
+//! is not known to have had it (file `slots` in the directory). Events are JSON, one a line.
 //!
 //! A program to try the protocol with: it accepts every method of authentication, and encrypts nothing.
 
@@ -28,7 +28,7 @@ use tidelock_wal::PgTimestamp;
 /// Pause before the next host is tried.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What outlives a connection.
+/// Facts that outlive a connection.
 struct Shard {
     directory: PathBuf,
     slot: SlotName,

@@ -1,7 +1,7 @@
 //! Serves the log in a directory of `wal-receive` to standbys, up to a bound.
 //!
-//! `wal-serve DIRECTORY ADDRESS:PORT USER`, with the standbys' password in PGPASSWORD (SCRAM), or none. Each line of the
-//! standard input is a bound, as X/X: what is before it must be durable in the directory. The first connection is
+//! `wal-serve DIRECTORY ADDRESS:PORT USER`, with the standbys' password in PGPASSWORD (SCRAM), or none. Each line of
+//! the standard input is a bound, as X/X: what is before it must be durable in the directory. The first connection is
 //! accepted after the first line; at the end of the input the program ends. Events are JSON, one a line.
 
 mod segments;
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Some(all) => {
                 let mut all = all.lock().map_err(|_| "a thread has failed")?;
                 all.served = served;
-                // Whoever has something to do looks for itself, before it waits again.
+                // Full queues do no harm: a connection that has something to do looks for itself before it waits again.
                 all.connections.retain(|connection| {
                     !matches!(connection.try_send(Input::Moved), Err(TrySendError::Disconnected(_)))
                 });

@@ -24,7 +24,7 @@ pub enum Proof {
     Scram(ScramVerifier),
 }
 
-/// Whom the sender lets in.
+/// Rule for whom the sender lets in.
 #[derive(Clone, Debug)]
 pub struct Access {
     /// Role that the standby must name. `None`: any.

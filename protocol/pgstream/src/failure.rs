@@ -103,10 +103,11 @@ pub enum Failure {
     PasswordWrong(ServerError),
     /// The server does not let this user replicate from here.
     #[error(
-        "this user may not replicate from here: pg_hba.conf needs a line for \"replication\", and the role the attribute REPLICATION; {0}"
+        "this user may not replicate from here: pg_hba.conf needs a line for \"replication\", and the role \
+         the attribute REPLICATION; {0}"
     )]
     NotAllowed(ServerError),
-    /// All of the server's places are taken.
+    /// The server's places are taken, every one.
     #[error("the server has no place for one more standby: max_wal_senders, or connections; {0}")]
     NoPlace(ServerError),
     /// The server starts, recovers, or shuts down.
@@ -153,7 +154,8 @@ pub enum Failure {
     },
     /// The server is on an earlier timeline than this side.
     #[error(
-        "the server is at {server}, and this side at {ours}: this is a primary from before a promotion, it must not go on"
+        "the server is at {server}, and this side at {ours}: this is a primary from before a promotion, it \
+         must not go on"
     )]
     OldTimeline {
         /// End of the server's log.
@@ -179,7 +181,8 @@ pub enum Failure {
     History(#[from] HistoryError),
     /// The slot is not there, and was not to be made.
     #[error(
-        "slot \"{slot}\" does not exist on the server: it was dropped, and the server keeps no log for this side any more"
+        "slot \"{slot}\" does not exist on the server: it was dropped, and the server keeps no log for this side \
+         any more"
     )]
     SlotMissing {
         /// Name of the slot.
@@ -195,7 +198,8 @@ pub enum Failure {
     },
     /// The slot can no longer be streamed from.
     #[error(
-        "slot \"{slot}\" is lost: the server no longer keeps the log that this side needs; a new base backup is needed{}",
+        "slot \"{slot}\" is lost: the server no longer keeps the log that this side needs; a new base backup is \
+         needed{}",
         said(.error.as_ref())
     )]
     SlotLost {
@@ -254,7 +258,7 @@ pub enum Failure {
     PositionOverflow {
         /// Begin of the part that came.
         at: Lsn,
-        /// Its length.
+        /// Length of the part.
         bytes: usize,
     },
     /// The server ends the timeline at another place than the log that it sent.
@@ -269,7 +273,7 @@ pub enum Failure {
         /// Position of the next byte.
         at: Lsn,
     },
-    /// Nothing was heard of the server for too long.
+    /// The server was silent for too long.
     #[error("nothing was heard of the server for {seconds} s")]
     Silent {
         /// Time without a sign.

@@ -37,7 +37,7 @@ pub(crate) struct Frames {
     max: usize,
 }
 
-/// One message with a tag.
+/// Message with a tag.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub tag: u8,

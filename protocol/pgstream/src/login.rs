@@ -174,8 +174,8 @@ fn password<'a>(
     login.password.as_deref().ok_or(refused(name, "needs a password, and none is configured"))
 }
 
-/// True of a message of authentication whose number has no meaning here: the decoder knows no such message, and a server
-/// of a later version may have one.
+/// True of a message of authentication whose number has no meaning here: the decoder knows no such message, and a
+/// server of a later version may have one.
 pub(crate) fn is_unknown_method(body: &[u8]) -> bool {
     Fields(body).u32().is_some_and(|number| !matches!(number, 0 | 2 | 3 | 5..=12))
 }

@@ -223,8 +223,8 @@ impl Receiver {
         &mut self.output
     }
 
-    /// Takes bytes from the server. What they mean comes out of [`poll`](Receiver::poll), which is to be called until it
-    /// has nothing more before further bytes are read from the socket: memory stays bounded by that.
+    /// Takes bytes from the server. What they mean comes out of [`poll`](Receiver::poll), which is to be called until
+    /// it has nothing more before further bytes are read from the socket: memory stays bounded by that.
     pub fn received(&mut self, bytes: &[u8]) {
         if !matches!(self.state, State::Failed) {
             self.heard = self.now.mono;
@@ -277,7 +277,7 @@ impl Receiver {
         }
     }
 
-    /// Tells how far the log is durable here (Slogger 5.2: b-commit). The server's slot keeps what is behind it, and a
+    /// Tells how far the log is durable here (Slogger 5.1: b-commit). The server's slot keeps what is behind it, and a
     /// commit that waits for this standby is answered. Never reported past what was handed out; never goes back.
     pub fn flushed(&mut self, flushed: Lsn) {
         let flushed = flushed.min(self.next.at);
@@ -504,7 +504,7 @@ impl Receiver {
                 if let Some(expected) = self.expected_system.filter(|&id| id != self.system) {
                     return Err(Failure::WrongSystem { found: self.system, expected });
                 }
-                // The same server answers the other questions as before.
+                // Answers to the other questions do not change on one connection.
                 if let Some(identity) = &mut self.identity {
                     identity.end = self.end;
                     let identity = *identity;

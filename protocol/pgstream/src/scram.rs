@@ -2,7 +2,7 @@
 //!
 //! | message | content |
 //! |---|---|
-//! | first of the client | `n,,n=USER,r=NONCE`: no channel binding; PostgreSQL takes the user from the start-up message |
+//! | first of the client | `n,,n=USER,r=NONCE`: no channel binding; the user is the start-up message's |
 //! | first of the server | `r=NONCE+MORE,s=SALT,i=ITERATIONS` |
 //! | last of the client | `c=biws,r=NONCE+MORE,p=PROOF` |
 //! | last of the server | `v=SIGNATURE` |
@@ -85,7 +85,7 @@ pub(crate) struct Exchange {
     first: String,
     server_first: String,
     nonce: String,
-    /// What the client must repeat in its last message.
+    /// Head of the client's first message, which the last one must repeat.
     channel: String,
 }
 

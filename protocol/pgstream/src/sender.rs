@@ -8,8 +8,8 @@
 //!  any state ── Terminate, lie, silence, end of the connection ──► Ended
 //! ```
 //!
-//! Invariant: no byte at or behind the bound leaves, and nothing is said that lies behind it: the end of the log that is
-//! told is the bound, and a timeline that begins behind it does not exist.
+//! Invariant: no byte at or behind the bound leaves, and nothing is said that lies behind it: the end of the log that
+//! is told is the bound, and a timeline that begins behind it does not exist.
 
 use crate::access::{Access, Client, Gate};
 use crate::command::{self, Command, Refused};
@@ -33,7 +33,7 @@ pub struct Served {
     pub segment_bytes: u32,
     /// Timelines of the log.
     pub lineage: Lineage,
-    /// Position of the first byte that must not be sent (Slogger 5.3: apply-to).
+    /// Position of the first byte that must not be sent (Slogger 5.4: apply-to).
     pub bound: Lsn,
 }
 
@@ -47,7 +47,7 @@ pub struct StandbyStatus {
     pub flushed: Lsn,
     /// End of what it has replayed.
     pub applied: Lsn,
-    /// Its wall clock.
+    /// Wall clock of the standby.
     pub sent: PgTimestamp,
 }
 
@@ -75,7 +75,7 @@ pub enum SenderEvent {
     },
     /// The standby reports its positions.
     Status(StandbyStatus),
-    /// All of a timeline has been sent, and the standby has been told of the next one.
+    /// A timeline has been sent to its end, and the standby has been told of the next one.
     TimelineEnded {
         /// Timeline that ended.
         timeline: TimelineId,
@@ -105,7 +105,7 @@ pub enum SenderEnd {
     /// The connection has ended.
     #[error("the connection to the standby ended")]
     Closed,
-    /// Nothing was heard of the standby for too long.
+    /// The standby was silent for too long.
     #[error("nothing was heard of the standby for {seconds} s")]
     Silent {
         /// Time without a sign.
@@ -326,8 +326,8 @@ impl Sender {
         }
     }
 
-    /// Time (of [`Now::mono`]) at which [`tick`](Sender::tick) has something to do, if nothing happens before. A standby
-    /// that has not started a stream may be silent as long as it likes.
+    /// Time (of [`Now::mono`]) at which [`tick`](Sender::tick) has something to do, if nothing happens before. A
+    /// standby that has not started a stream may be silent as long as it likes.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match self.state {

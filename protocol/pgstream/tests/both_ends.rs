@@ -1,5 +1,5 @@
-//! Both ends, connected: a log arrives as it is, up to the bound, over timelines, whatever the pieces; and bytes that are
-//! anything.
+//! Both ends, connected: a log arrives as it is, up to the bound, over timelines, whatever the pieces; and bytes that
+//! are anything.
 
 mod common;
 

@@ -308,7 +308,7 @@ fn refusals_at_the_login_have_names() {
         assert_eq!((failure.kind(), failure.is_passing()), (kind, is_passing), "{sqlstate}");
     }
     let mut ended = receiver(None);
-    // What has come before the end of the connection still counts.
+    // Messages from before the end of the connection still count.
     ended.received(&error("57P03", "starting up"));
     ended.closed();
     assert!(matches!(ended.poll(), Some(Event::Failed(Failure::NotReady(_)))));

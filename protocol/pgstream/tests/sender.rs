@@ -199,7 +199,7 @@ fn a_standby_learns_of_a_timeline_when_the_bound_is_there() {
     give(&mut sender, &query("TIMELINE_HISTORY 2"));
     let answer = messages(&mut sender);
     assert_eq!(columns(&answer[1].1)[0].as_deref(), Some("00000002.history"));
-    // Nothing is left of timeline 1 from its end on.
+    // A start at the end of timeline 1 finds nothing left of it.
     let text = format!("START_REPLICATION {} TIMELINE 1", Lsn(BRANCH));
     assert_eq!(give(&mut sender, &query(&text)), [ended]);
     assert_eq!(tags(&mut sender), "TDCCZ");
@@ -316,7 +316,7 @@ fn only_standbys_with_the_right_password_come_in() {
     }
     let mut trusts = sender_of(served(0, 1), Some("far"), Proof::Trust);
     assert_eq!(ended(&mut trusts, &startup(&other)).kind(), "wrong-user");
-    // Nothing is done before the login.
+    // Commands before the login are not carried out.
     let mut early = new();
     let bytes = [startup(&STANDBY), query("IDENTIFY_SYSTEM")].concat();
     assert_eq!(ended(&mut early, &bytes), SenderEnd::Unexpected { tag: 'Q' });

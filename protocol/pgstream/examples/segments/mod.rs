@@ -85,8 +85,8 @@ impl Segments {
     }
 }
 
-/// Position at which the last segment begins: the log is received from there on again after a restart, because the end of
-/// a file says nothing of what is durable in it.
+/// Position at which the last segment begins: the log is received from there on again after a restart, because the end
+/// of a file says nothing of what is durable in it.
 #[allow(dead_code)]
 pub fn last_segment(directory: &Path, segment_bytes: u32) -> io::Result<Option<Position>> {
     let last = files(directory)?.into_iter().filter(|name| name.len() == 24).max();
