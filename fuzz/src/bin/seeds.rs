@@ -38,7 +38,8 @@ fn main() -> io::Result<()> {
     write("lying_host", lying_host())?;
     write("lying_backup", lying_backup())?;
     write("tag", tags())?;
-    write("wal_reader", logs())
+    write("wal_reader", logs())?;
+    write("replication", streams())
 }
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
@@ -98,6 +99,54 @@ fn nbd_session() -> Seeds {
         (
             "beyond-the-end",
             piecewise(0, &[&open(0), &[1, 0, 1, 20, 1, 9, 0, 0, 1, 63, 1, 63, 0, 0, 1, 20, 0, 0]]),
+        ),
+    ]
+}
+
+/// Programs as [`tidelock_fuzz::replication`] reads them: streams of a server, and of a client.
+fn streams() -> Seeds {
+    let of = |mode: u8, steps: &[&[u8]]| [&[mode, 7, 40][..], &steps.concat()].concat();
+    const SERVER: u8 = 0;
+    const CLIENT: u8 = 1;
+    // Second bit of the login: no slot.
+    const NO_SLOT: u8 = 2 << 2;
+    let log: [&[u8]; 3] = [&[8, 10, 0, 0, 0], &[9, 1], &[8, 200, 0, 0, 0]];
+    let slot: &[u8] = &[5, 3, 10, 5, 1];
+    let status = [6, 32, 8, 32, 8, 32, 8, 1];
+    let commands: Vec<u8> =
+        (0..12).filter(|&at| !(6..9).contains(&at)).flat_map(|at| [3, at]).collect();
+    vec![
+        ("server-log", of(SERVER | NO_SLOT, &[&[0, 1, 7], log[0], log[1], log[2]])),
+        ("server-slot", of(SERVER, &[&[0, 1], slot, &[7], log[0], &[6, 4, 2, b'n', b'o']])),
+        (
+            "server-makes-slot",
+            of(SERVER, &[&[0, 1], &[5, 3, 0, 0, 0], &[5, 4, 15, 6, 0, 0], slot, &[7], log[0]]),
+        ),
+        (
+            "server-switch",
+            of(SERVER | NO_SLOT, &[&[0, 1, 7], log[0], &[11, 2], &[12], &[7], log[0]]),
+        ),
+        (
+            "server-history",
+            of(SERVER | NO_SLOT, &[&[0, 2], &[12], &[7], log[0], &[10], &[3], &[2]]),
+        ),
+        ("server-password", of(SERVER, &[&[1, 3, 0], &[0, 1]])),
+        ("server-md5", of(SERVER, &[&[1, 5, 4, 1, 2, 3, 4], &[0, 1]])),
+        ("server-scram", of(SERVER, &[&[1, 10, 15], b"SCRAM-SHA-256\0\0", &[1, 11, 3], b"r=x"])),
+        ("client-commands", of(CLIENT, &[&[2, 1, 0], &commands])),
+        (
+            "client-stream",
+            of(CLIENT, &[&[0, 3, 8], &status, &status, &[8], &status, &[7], &[3, 7]]),
+        ),
+        (
+            "client-switch",
+            of(CLIENT, &[&[0, 3, 6], &status.repeat(12), &[7], &[3, 3, 3, 7], &status]),
+        ),
+        ("client-password", of(CLIENT | 1 << 2, &[&[0, 4], &[3, 0]])),
+        ("client-scram", of(CLIENT | 2 << 2, &[&[0], &[5, 3, b'a', b'b', b'c'], &[4]])),
+        (
+            "client-as-bytes",
+            [&[CLIENT | 2, 7, 40][..], &tidelock_fuzz::replication::client(&[0, 3, 8, 7])].concat(),
         ),
     ]
 }
