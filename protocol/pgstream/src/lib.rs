@@ -26,6 +26,8 @@
 //! | `terms` | time, positions, names of slots |
 //! | `limits` | bounds |
 //!
+//! `examples/wal-receive.rs` and `examples/wal-serve.rs` drive both ends with blocking sockets.
+//!
 //! The client's messages and the decoding of the server's are `postgres-protocol`'s, except for those that only
 //! replication has.
 //!

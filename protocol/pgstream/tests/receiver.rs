@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use std::time::Duration;
+use tidelock_pgstream::limits::STATUS_BACKLOG_BYTES;
 use tidelock_pgstream::{
     Event, Failure, Login, PasswordMethod, Phase, Receiver, SlotUse, Start, Timing,
 };
@@ -98,6 +99,23 @@ fn no_more_is_reported_than_was_received_and_nothing_is_taken_back() {
 }
 
 #[test]
+fn a_server_that_asks_and_does_not_read_costs_no_memory() {
+    let mut receiver = streaming(SEGMENT);
+    for place in 0..2000 {
+        feed(&mut receiver, &[wal(SEGMENT + place, b"a"), keepalive(1)].concat());
+        receiver.flushed(Lsn(SEGMENT + place));
+        assert!(receiver.output().len() < 2 * STATUS_BACKLOG_BYTES);
+    }
+    receiver.output().clear();
+    let end = SEGMENT + 2000;
+    assert_eq!(
+        status(&mut receiver),
+        Some(([end, end - 1, 0], false)),
+        "the last word is not lost"
+    );
+}
+
+#[test]
 fn a_silent_server_is_asked_and_then_given_up() {
     let mut receiver = streaming(0);
     receiver.tick(now(9));
@@ -139,6 +157,13 @@ fn the_end_of_a_timeline_leads_to_the_next_one() {
     assert!(matches!(&events[..], [Event::History { history, .. }]
         if history.left_at(TimelineId(1)) == Some(next.at)));
     assert_eq!(sent(&mut receiver), "START_REPLICATION PHYSICAL 0/100010 TIMELINE 2");
+
+    // A server does not become another one on the way.
+    let mut changed = streaming(SEGMENT);
+    let next = [row(&[Some("2"), Some("0/100000")]), complete(), ready()].concat();
+    let other = answer(&[Some("5"), Some("2"), Some("0/900000"), None]);
+    let bytes = [message(b'c', &[]), next, other].concat();
+    assert_eq!(failure(&mut changed, &bytes), Failure::WrongSystem { found: 5, expected: SYSTEM });
 
     // A start at the very end of a timeline is answered without a stream.
     let mut receiver = streaming_to_be(1, SEGMENT + 16);

@@ -231,6 +231,13 @@ fn a_timeline_that_ends_while_it_streams_is_ended_by_the_owners_word() {
         ended(&mut beyond, &[]),
         SenderEnd::HistoryChanged { timeline: TimelineId(1), sent }
     );
+    // A lineage that the timeline does not belong to.
+    let mut elsewhere = ready_at(BRANCH, 1);
+    give(&mut elsewhere, &start);
+    let file = Bytes::from_static(b"2\t0/300000\tx\n");
+    let files = BTreeMap::from([(TimelineId(3), file)]);
+    elsewhere.extend(Lineage::new(TimelineId(3), files).unwrap());
+    assert_eq!(ended(&mut elsewhere, &[]).kind(), "history-changed");
 }
 
 #[test]
@@ -292,6 +299,26 @@ fn a_silent_standby_is_asked_and_then_given_up() {
     let mut mute = sender_of(served(0, 1), None, Proof::Trust);
     mute.tick(now(60));
     assert_eq!(mute.poll(), Some(SenderEvent::Ended(SenderEnd::Silent { seconds: 60 })));
+}
+
+#[test]
+fn a_standby_that_asks_and_does_not_read_costs_no_memory() {
+    let mut sender = ready_at(SEGMENT, 1);
+    give(&mut sender, &query("START_REPLICATION 0/0"));
+    let questions = report(1, 1).repeat(100);
+    while sender.takes_input() {
+        give(&mut sender, &questions);
+        assert!(sender.output().len() < OUTPUT_BYTES_HIGH + 100);
+        while let Some(wanted) = sender.wanted() {
+            sender.wal(wanted.from.at, &vec![0; wanted.bytes_max]).unwrap();
+        }
+        assert!(sender.output().len() < OUTPUT_BYTES_HIGH + 2 * WAL_MESSAGE_BYTES_MAX);
+    }
+    let mut asks = ready_at(SEGMENT, 1);
+    while asks.takes_input() {
+        give(&mut asks, &query("IDENTIFY_SYSTEM").repeat(100));
+        assert!(asks.output().len() < OUTPUT_BYTES_HIGH + 1000);
+    }
 }
 
 #[test]
