@@ -166,7 +166,6 @@ impl<F: StorageFile> Run<F> {
             };
             match went {
                 Went::On => self.folded.position = reader.position(),
-                // The rest of this batch waits; what comes before will be done again.
                 Went::BeyondTheCut => return Ok(()),
                 Went::Unreadable => {
                     let Some(next) = self.unreadable(segment)? else { return Ok(()) };
@@ -183,7 +182,18 @@ impl<F: StorageFile> Run<F> {
         }
     }
 
+    /// Gathers a batch, all of it or nothing: the fold ends before one that is not in the cut as a whole, and states that have
+    /// less of it than the cut can still be seen.
     fn batch(&mut self, batch: JournalBatch<F>) -> Result<Went, FoldError> {
+        for entry in batch.entries.clone() {
+            let Ok(entry) = entry else { return Ok(Went::Unreadable) };
+            let journal::Entry::Record { head, .. } = entry else { continue };
+            let record = head.peek();
+            let is_in_the_cut = record.seq <= self.job.cut.get(record.writer);
+            if !is_in_the_cut && !self.job.state.is_void(record) {
+                return Ok(Went::BeyondTheCut);
+            }
+        }
         let segment = batch.segment.index;
         for entry in batch.entries {
             let Ok(entry) = entry else { return Ok(Went::Unreadable) };
@@ -191,9 +201,6 @@ impl<F: StorageFile> Run<F> {
             let record = head.peek();
             if self.job.state.is_void(record) {
                 continue;
-            }
-            if record.seq > self.job.cut.get(record.writer) {
-                return Ok(Went::BeyondTheCut);
             }
             let key = DiskKey::of(record);
             let len_bytes = u64::from(head.changed_bytes());

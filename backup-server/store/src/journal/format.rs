@@ -326,7 +326,7 @@ pub enum Entry<B = DiskChange> {
 }
 
 /// The entries of a batch's body, which was verified.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Entries<B = DiskChange> {
     body: Bytes,
     at: usize,

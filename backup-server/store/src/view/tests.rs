@@ -576,3 +576,52 @@ fn damaged_data_is_never_handed_out_and_its_segment_is_named() {
         view.read(beside, &mut part[..((SIZE as u64 - beside).min(8)) as usize]).unwrap();
     }
 }
+
+/// The fold ends before a batch that is not in the cut as a whole, and a state that has none of that batch can be seen.
+#[test]
+fn a_fold_brings_nothing_of_a_batch_that_has_a_record_beyond_the_cut() {
+    let mut world = World::new(1);
+    let from = world.journal.end();
+    for (writer, byte) in [(1, 7), (0, 8)] {
+        let record = Record {
+            writer: WriterId(writer),
+            seq: Seq(2),
+            epoch: Epoch(1),
+            hlc: Hlc(2),
+            deps: CountVector::new(),
+            body: DiskChange {
+                disk: DiskId(0),
+                offset: 0,
+                copy: false,
+                flushed: false,
+                effect: Effect::Write(Payload::new(vec![byte; 64].into())),
+            },
+        };
+        world.journal.stage_record(record).unwrap();
+    }
+    world.journal.write(|_| {}).unwrap();
+    world.journal.sync().unwrap();
+    let mut cut = CountVector::of(WriterId(0), Seq(1));
+    let fold = |world: &World, cut: &CountVector| {
+        let job = FoldJob {
+            tail: world.journal.tail(),
+            from,
+            to: world.journal.end(),
+            state: world.journal.state().clone(),
+            starts: BTreeMap::new(),
+            cut: cut.clone(),
+            images: world.images.clone(),
+            damaged: ImageDamage::default(),
+            budget_bytes: u64::MAX,
+            gives_up: false,
+        };
+        let position = job.run().unwrap().position;
+        let mut found = vec![0; 64];
+        world.images[&key((1, 0))].read_at(&mut found, 0).unwrap();
+        (position, found[0])
+    };
+    cut.raise(WriterId(1), Seq(2));
+    assert_eq!(fold(&world, &cut), (from, 0));
+    cut.raise(WriterId(0), Seq(2));
+    assert_eq!(fold(&world, &cut), (world.journal.end(), 7));
+}
