@@ -261,7 +261,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
             1,
             &[OutputCommit, ToldRows, Prefix, Stream, OpensAgain, Past],
         ),
-        ("ack-over-gap", AckContiguous, 28, &[Prefix, ToldRows, SitesEqual, OpensAgain, Past]),
+        ("ack-over-gap", AckContiguous, 38, &[Prefix, ToldRows, SitesEqual, OpensAgain, Past]),
         ("lease-ignored", Lease, 1, &[Fence, OutputCommit]),
         ("one-too-early", OutputCommit, 18, &[ToldRows]),
         ("merge-forgotten", Tag, 6, &[OutputCommit, Closed]),
