@@ -26,7 +26,7 @@ fn begin<S: Storage>(journal: &Journal<S>, stamp: Hlc) -> Option<(Position, &Sta
     Some((Position { segment, offset: 0 }, state))
 }
 
-/// What may be applied of each shard at a stamp, and what waits there.
+/// Entries of each shard that may be applied at a stamp, and those that wait there.
 ///
 /// # Errors
 /// The journal cannot be read, or does not reach back so far.

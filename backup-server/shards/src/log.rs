@@ -64,7 +64,7 @@ pub enum StoreError {
     /// An entry does not follow on what is there: a fault of this program.
     #[error("the store's journal refuses an entry: {0}")]
     State(#[from] StateError),
-    /// What is there cannot be read.
+    /// The journal cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The journal is of disks.
@@ -86,7 +86,7 @@ pub enum Event {
     },
     /// The watermark has moved, and apply-to of shards with it.
     Advanced(Hlc),
-    /// All logs are closed: this is the final watermark, and apply-to of every shard is final.
+    /// Every log is closed: this is the final watermark, and apply-to of every shard is final.
     Final(Hlc),
 }
 
@@ -166,7 +166,7 @@ impl<S: Storage> StoreLog<S> {
     /// Makes the journal of a new store.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The journal cannot be written.
     pub fn create(
         storage: S,
         dir: &str,
@@ -181,7 +181,7 @@ impl<S: Storage> StoreLog<S> {
     /// Opens the journal of a store. Of an order to recover only its mark in the journal is known again.
     ///
     /// # Errors
-    /// It is damaged, cannot be read, or is of something else.
+    /// The journal is damaged, cannot be read, or is of something else.
     pub fn open(
         storage: S,
         dir: &str,
@@ -229,7 +229,7 @@ impl<S: Storage> StoreLog<S> {
     /// An agent of a shard has sent this. The reply, unless it comes with an [`Event`] once all is durable.
     ///
     /// # Errors
-    /// Nothing of it was taken.
+    /// The message breaks the rules, and nothing of it was taken.
     pub fn received(
         &mut self,
         agent: Agent,
@@ -248,7 +248,7 @@ impl<S: Storage> StoreLog<S> {
         let mut after = message.after;
         for entry in &message.entries {
             let end = std::mem::replace(&mut after, entry.end);
-            // One that goes back is refused by the agent.
+            // An entry that goes back is refused by the agent.
             if end < entry.end && ShardEntry::after(shard, end, entry).is_none() {
                 return Err(Refused::Span { end: entry.end });
             }
@@ -274,7 +274,7 @@ impl<S: Storage> StoreLog<S> {
         self.queue.push_back(item);
     }
 
-    /// It is this time by the backup's clock, in milliseconds since the Unix epoch.
+    /// Tells the time by the backup's clock, in milliseconds since the Unix epoch.
     pub fn set_now(&mut self, now_ms: u64) {
         self.journal.set_now(now_ms);
     }
@@ -331,7 +331,7 @@ impl<S: Storage> StoreLog<S> {
     /// A sync has ended.
     ///
     /// # Errors
-    /// It has failed: the store must be opened again.
+    /// The sync has failed: the store must be opened again.
     pub fn synced(&mut self, end: Result<Durable, JournalError>) -> Result<Vec<Event>, StoreError> {
         let durable = self.journal.synced(end)?;
         let mut events = Vec::new();
@@ -369,7 +369,7 @@ impl<S: Storage> StoreLog<S> {
                 touched.extend(self.numbers());
             }
             Pending::Shards(shards) => {
-                // Nothing was taken of the new ones so far.
+                // No entry was taken of the new ones so far.
                 for end in &self.journal.state().shards[self.shards.len()..usize::from(shards)] {
                     let log = Standing { append: *end, commit: *end };
                     let bsa = Bsa::leading(log, Closing::Open);

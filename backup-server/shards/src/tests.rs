@@ -273,7 +273,7 @@ proptest! {
                 prop_assert!(few.len() == of.len() - 1 || few.last().is_some_and(|last| last.index.0 == middle));
             }
         }
-        // What is needed stays, whatever goes.
+        // Entries that are needed stay, whatever goes.
         let needed: Vec<_> = logs.iter().map(|of| of[kept as usize % of.len()].index).collect();
         log.forget(&needed).unwrap();
         for log in [&log, &open(&disk)] {

@@ -87,7 +87,7 @@ impl Said {
         self.heard.contains(&vm)
     }
 
-    /// Whether a member was heard in the opening before.
+    /// True if a member was heard in the opening before.
     #[must_use]
     pub fn was_heard(&self, vm: usize) -> bool {
         self.was_heard.contains(&vm)

@@ -271,7 +271,7 @@ impl<D: Driver> GroupLoop<D> {
 
     fn break_down(&mut self, kind: RefusalKind, reason: String, now: Now, driver: &mut D) {
         driver.broke(&reason);
-        // Whoever was attached hears of it.
+        // Members that were attached hear of it.
         self.send_outputs(driver);
         self.drop_waiting(&reason, driver);
         self.forget_tickets();

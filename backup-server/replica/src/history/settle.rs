@@ -200,7 +200,7 @@ impl<F: StorageFile> Replay<'_, F> {
         }
     }
 
-    /// Whether this change of the group's shape takes more into the cut than a vector names: in the HLC form, what has
+    /// True if this change of the group's shape takes more into the cut than a vector names: in the HLC form, what has
     /// waited for a writer that is removed.
     fn grows_beyond(&self, note: &Note) -> Result<bool, PastError> {
         let (Limit::Vector(vector), Note::Shape(_)) = (self.limit, note) else { return Ok(false) };

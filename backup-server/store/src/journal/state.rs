@@ -382,7 +382,7 @@ impl State {
         }
     }
 
-    /// What a new shard has so far is in no cut until now, so its log is as far as the others': else it would take the
+    /// Entries that a new shard has so far are in no cut, so its log is as far as the others': else it would take the
     /// watermark back.
     fn apply_shards(&mut self, shards: u16) -> Result<(), StateError> {
         let is_store = !self.shards.is_empty();

@@ -109,8 +109,8 @@ impl Journalled {
         log.synced(job.run()).or_else(|error| broken(&error))
     }
 
-    /// What the journal says is what the primary has committed, it does not lose what it has promised, and each of its
-    /// pasts is a cut of the primary's logs. Returns whether more may be applied.
+    /// Checks that the journal says what the primary has committed and loses nothing that it has promised, and that each
+    /// of its pasts is a cut of the primary's logs. Returns whether more may be applied.
     fn look(&mut self, primary: &[Primary], rng: &mut Rng) -> Result<bool, Failure> {
         let Ok(log) = &self.log else { return Ok(false) };
         let mut advanced = false;
@@ -194,7 +194,7 @@ impl Journalled {
             StoreLog::open(self.disk.clone(), DIR, Position::default(), self.options, self.limits);
         let (log, _) = match opened {
             Ok(opened) => opened,
-            // It is opened again when there is room.
+            // The journal is opened again when there is room.
             Err(_) if self.disk.faults().capacity_bytes.is_some() => return Ok(()),
             Err(error) => return broken(&error),
         };

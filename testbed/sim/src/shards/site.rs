@@ -18,7 +18,7 @@ pub(super) struct From {
 /// Replies on their way to agents.
 pub(super) type Replies = Vec<(From, Reply)>;
 
-/// What the backup site does.
+/// A backup site.
 pub(super) trait Site: Debug {
     /// Replicas of each shard.
     fn replicas(&self) -> u16;
@@ -35,7 +35,7 @@ pub(super) trait Site: Debug {
     ) -> Result<bool, Failure>;
     /// Something fails.
     fn fault(&mut self, now: u64, rng: &mut Rng) -> Checked;
-    /// From here on nothing fails.
+    /// Ends all faults.
     fn calm(&mut self);
     /// A disaster is declared.
     fn recover(&mut self);

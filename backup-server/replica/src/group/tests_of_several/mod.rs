@@ -10,6 +10,7 @@ mod left_out;
 mod past;
 mod policies;
 mod removed;
+mod repairs;
 mod resyncs;
 mod shapes;
 mod switches;
