@@ -123,8 +123,8 @@ ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32
 }
 
 /*
- * The other side must leave room for the tag. `at`: the TCP header of a SYN; `before`: the bytes of headers and tag
- * before it.
+ * The other side must leave room for the tag. `at`: the TCP header of a SYN, left alone if it ends behind the packet;
+ * `before`: the bytes of headers and tag before it.
  */
 APART void lower_mss(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u32 before)
 {
@@ -133,7 +133,7 @@ APART void lower_mss(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u
 	__be16 old, new;
 	struct walk *w;
 
-	if (!s || bytes <= TCP_MIN_BYTES || CONFIG.path_mtu <= most)
+	if (!s || bytes <= TCP_MIN_BYTES || at + bytes > skb->len || CONFIG.path_mtu <= most)
 		return;
 	w = &s->walk;
 	most = CONFIG.path_mtu - most;

@@ -222,6 +222,11 @@ fn a_syn_announces_segments_that_leave_room() {
     let sent = m.send(&ip6(OWN6, PEER6, TCP, &body));
     let end = sent.frame.len();
     assert_eq!(&sent.frame[end - 2..], (1500u16 - 60 - 32).to_be_bytes());
+    // A header that ends behind the packet has no options that could be read.
+    let mut cut = segment(SYN, &[2, 4, 5, 0xb4, 0, 0, 0, 0], b"");
+    cut[12] += 1 << 4;
+    let frame = ip6(OWN6, PEER6, TCP, &cut);
+    assert!(m.send(&frame).frame.ends_with(&frame[ETHERNET + 40..]));
 }
 
 #[test]
