@@ -85,16 +85,20 @@ pub fn open(
     };
     let is_removed = |((.., now), had): (&(DiskId, String, u64), &u64)| now < had;
     let lacks_one = |found: &Found| identity.disks.iter().zip(&found.disk_bytes).any(is_removed);
+    // Of that run, or of one that had taken its log over. One that began without a log has everything to compare, and may
+    // have been killed before it was attached.
+    let is_of_last = |Head { incarnation, confirmed, .. }: &Head| match last_end {
+        LastEnd::Clean { incarnation: last, .. } => [incarnation, confirmed].contains(&&last),
+        LastEnd::Unclean { runs } => runs.contains(confirmed) && *confirmed != Incarnation(0),
+    };
     let found = match (found, last_end) {
-        (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq }) => {
-            return new(Head { confirmed, epoch, covered: seq, everything: false, ..nothing });
-        }
-        (Ok(found), LastEnd::Unclean { runs })
-            if !runs.contains(&found.head.confirmed) || found.head.confirmed == Incarnation(0) =>
-        {
+        (Ok(found), _) if !is_of_last(&found.head) => {
             let mut opening = new(nothing);
             opening.log.unusable = Some(Unusable::Foreign("run of the daemon").to_string());
             return opening;
+        }
+        (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq }) => {
+            return new(Head { confirmed, epoch, covered: seq, everything: false, ..nothing });
         }
         (Ok(found), LastEnd::Unclean { .. }) if !lacks_one(&found) => found,
         (Ok(_), LastEnd::Unclean { .. }) => {

@@ -25,8 +25,12 @@ const CLEAN: LastEnd =
     LastEnd::Clean { incarnation: Incarnation(7), epoch: Epoch(2), seq: Seq(100) };
 
 fn open_clean() -> (ActivityLog, Vec<u8>) {
-    let (_, old) = open_new(Err(Unusable::Missing), LastEnd::UNKNOWN);
-    open_new(format::read(&old, &identity()), CLEAN)
+    open_new(format::read(&of_the_last_run(), &identity()), CLEAN)
+}
+
+/// The log of the run that [`CLEAN`] is about.
+fn of_the_last_run() -> Vec<u8> {
+    open_as(Incarnation(7), Err(Unusable::Missing), LastEnd::UNKNOWN).1
 }
 
 /// The host's record is of the run that the log is of.
@@ -36,7 +40,15 @@ fn unclean(found: &Result<Found, Unusable>) -> LastEnd {
 }
 
 fn open_new(found: Result<Found, Unusable>, last_end: LastEnd) -> (ActivityLog, Vec<u8>) {
-    let Opening { log, change, .. } = open(found, GEOMETRY, &identity(), Incarnation(9), last_end);
+    open_as(Incarnation(9), found, last_end)
+}
+
+fn open_as(
+    run: Incarnation,
+    found: Result<Found, Unusable>,
+    last_end: LastEnd,
+) -> (ActivityLog, Vec<u8>) {
+    let Opening { log, change, .. } = open(found, GEOMETRY, &identity(), run, last_end);
     let FileChange::Replace(file) = change else { panic!("a new file") };
     (log, file)
 }
@@ -365,6 +377,19 @@ fn a_clean_start_with_other_disks_has_no_map() {
         }
         assert_eq!(log.standing(), Standing::Mapped);
     }
+}
+
+/// Twice killed before it was attached: what the first run had to compare is not forgotten by the second.
+#[test]
+fn a_log_that_began_after_a_clean_end_is_no_log_of_that_end() {
+    let (_, of_other_disks) = open_new(Err(Unusable::Foreign("set of disks")), CLEAN);
+    let (mut log, _) = open_as(Incarnation(10), format::read(&of_other_disks, &identity()), CLEAN);
+    assert_eq!(log.standing(), Standing::Everything(Why::Copy));
+    assert!(matches!(log.attached(&attachment(100)), Compare::All(_)));
+    // A log that the first one has taken over goes on to be one of that end.
+    let (_, taken_over) = open_clean();
+    let (log, _) = open_as(Incarnation(10), format::read(&taken_over, &identity()), CLEAN);
+    assert_eq!(log.standing(), Standing::Mapped);
 }
 
 #[test]
