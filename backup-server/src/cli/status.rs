@@ -185,9 +185,9 @@ fn render(group: &GroupStatus) -> String {
         };
         line("cut", format!("{} ({} form); {beyond}", group.cut, group.form));
     }
-    if group.form == Form::Hlc {
+    if let Some(lag_ms) = group.watermark_lag_ms {
         let at = text::utc(group.watermark.physical_ms());
-        line("watermark", format!("{at}, {} ms behind the newest record", group.watermark_lag_ms));
+        line("watermark", format!("{at}, {lag_ms} ms behind the newest record"));
     }
     for writer in &group.writers {
         let mode = writer.mode.map_or_else(String::new, |m| format!(", {m}"));

@@ -350,6 +350,8 @@ impl<S: Storage> Group<S> {
         self.for_everyone = None;
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::new(self.journal.state());
+        // The status may be asked for while the note is on its way.
+        self.cut.settle(self.commit.committed());
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.forget_receivers();
         }

@@ -112,8 +112,8 @@ pub struct GroupStatus {
     pub cut: CountVector,
     /// In the HLC form every record up to this time is in the cut; 0 else.
     pub watermark: Hlc,
-    /// By how much the watermark is behind the newest record.
-    pub watermark_lag_ms: u64,
+    /// By how much the watermark is behind the newest record; none as long as there is no watermark.
+    pub watermark_lag_ms: Option<u64>,
     /// Records that are durable and not in the cut yet.
     pub beyond_the_cut: u64,
     /// The recovery that made this site the primary.
@@ -180,7 +180,7 @@ impl GroupStatus {
             form: Form::Vector,
             cut: CountVector::new(),
             watermark: Hlc(0),
-            watermark_lag_ms: 0,
+            watermark_lag_ms: None,
             beyond_the_cut: 0,
             recovered: None,
             lease_given_up: false,
@@ -274,12 +274,9 @@ impl<S: Storage> Group<S> {
             form: state.form,
             cut: self.cut.cut().clone(),
             watermark: self.cut.watermark(),
-            watermark_lag_ms: match state.form {
-                Form::Vector => 0,
-                Form::Hlc => {
-                    (self.frontier.physical_ms()).saturating_sub(self.cut.watermark().physical_ms())
-                }
-            },
+            watermark_lag_ms: Some(self.cut.watermark())
+                .filter(|watermark| *watermark > Hlc(0))
+                .map(|at| self.frontier.physical_ms().saturating_sub(at.physical_ms())),
             beyond_the_cut,
             recovered: self.recovery(),
             lease_given_up: state.recovered().is_none() && self.has_no_lease(),

@@ -165,6 +165,8 @@ fn a_sync_that_was_begun_before_a_recovery_acknowledges_nothing_when_it_ends() {
     let how = RecoverHow { primary_declared_dead: true, point: None, accepts_damage: false };
     let begun = group.try_recover(at_ms(0), how, true);
     assert!(matches!(begun, Err(RecoverError::NotYet(_))), "{begun:?}");
+    let status = group.status(at_ms(0));
+    assert_eq!((status.cut.get(WRITER), status.recovered), (Seq(3), None), "while it waits");
     group.synced(job.run());
     assert_eq!(group.committed().get(WRITER), Seq(3));
     let recovery = group.recover(at_ms(0), true).unwrap();
