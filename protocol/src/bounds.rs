@@ -47,7 +47,8 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// Whether a text for people is bounded, and has no control characters for a terminal or a log.
-fn is_text(text: &str) -> bool {
+#[must_use]
+pub fn is_text(text: &str) -> bool {
     text.len() <= limits::TEXT_MAX_BYTES && !text.contains(|c: char| c.is_control() && c != '\n')
 }
 

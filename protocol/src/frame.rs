@@ -11,7 +11,8 @@
 //! | 8 | 4 | length of the body |
 //! | 12 | 4 | CRC-32C of bytes 0 to 11, and of the body unless it is a record |
 //!
-//! A control body is a [`Message`] in postcard's encoding. A record body is a [`Record`], which
+//! A control body is a message in postcard's encoding: a [`Message`] on the link of groups, another [`Control`] on that of
+//! stores. A record body is a [`Record`], which
 //! has checksums of its own that travel with it into the journal. A part's body begins with the
 //! record's seq (8 bytes), the length of the record's encoding (4) and where in it the part begins
 //! (4); the rest are bytes of the encoding ([`crate::part`]).
@@ -21,8 +22,11 @@ use crate::ids::{Channel, Seq};
 use crate::limits;
 use crate::message::{Message, RefusalKind};
 use crate::part::Part;
-use crate::record::{self, Body, Record, RecordError};
+use crate::record::{self, Body, DiskChange, Record, RecordError};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::borrow::Cow;
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -63,18 +67,42 @@ struct RawPart {
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
 const _: () = assert!(size_of::<RawPart>() == PART_HEAD_BYTES);
 
+/// The control messages of a link.
+pub trait Control: Clone + Serialize + DeserializeOwned {
+    /// The bounds of names, texts and lists. The error names the bound.
+    fn check(&self) -> Result<(), &'static str>;
+    /// The message with every text cut to its bound.
+    fn capped(&self) -> Cow<'_, Self>;
+    /// The message that ends what it is about, in the place of one that cannot be sent.
+    fn invalid(reason: String) -> Self;
+}
+
+impl Control for Message {
+    fn check(&self) -> Result<(), &'static str> {
+        bounds::check(self)
+    }
+
+    fn capped(&self) -> Cow<'_, Self> {
+        bounds::capped(self)
+    }
+
+    fn invalid(reason: String) -> Self {
+        Self::Refused { kind: RefusalKind::Invalid, reason }
+    }
+}
+
 /// One frame.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Frame {
+pub enum Frame<M = Message, B = DiskChange> {
     /// A control message.
-    Control(Channel, Message),
+    Control(Channel, M),
     /// A record of an attached member.
-    Record(Channel, Record),
+    Record(Channel, Record<B>),
     /// A part of a record of an attached member.
     Part(Channel, Part),
 }
 
-impl Frame {
+impl<M, B> Frame<M, B> {
     /// The attached member that it is about.
     #[must_use]
     pub fn channel(&self) -> Channel {
@@ -133,13 +161,12 @@ pub enum FrameError {
 
 /// Appends a control frame. Texts are cut to their bound. A message that is larger than
 /// [`limits::CONTROL_MAX_BYTES`] all the same becomes a refusal that says so: no message ends a process.
-pub fn encode_control(channel: Channel, message: &Message, out: &mut BytesMut) {
-    let message = bounds::capped(message);
+pub fn encode_control<M: Control>(channel: Channel, message: &M, out: &mut BytesMut) {
+    let message = message.capped();
     let mut body = postcard::to_stdvec(&*message).unwrap_or_default();
     if body.is_empty() || body.len() > limits::CONTROL_MAX_BYTES as usize {
         let reason = format!("a control message of {} bytes cannot be sent", body.len());
-        let refused = Message::Refused { kind: RefusalKind::Invalid, reason };
-        body = postcard::to_stdvec(&refused).unwrap_or_default();
+        body = postcard::to_stdvec(&M::invalid(reason)).unwrap_or_default();
     }
     let header = header(KIND_CONTROL, channel, body.len(), &body);
     out.reserve(HEADER_BYTES + body.len());
@@ -192,9 +219,16 @@ fn frame_crc(header: &RawHeader, body: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Takes the next frame off the front of `input`. `None`: read at least
-/// [`bytes_missing`] more. Payloads share the buffer.
+/// Takes the next frame of the link of groups off the front of `input`. `None`: read at least [`bytes_missing`] more.
+/// Payloads share the buffer.
 pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
+    decode_of(input)
+}
+
+/// The same of any link.
+pub fn decode_of<M: Control, B: Body>(
+    input: &mut BytesMut,
+) -> Result<Option<Frame<M, B>>, FrameError> {
     let Some(raw) = checked_header(input)? else { return Ok(None) };
     let body_len = raw.body_len.get() as usize;
     if input.len() < HEADER_BYTES + body_len {
@@ -207,11 +241,11 @@ pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         }
         input.advance(HEADER_BYTES);
         let body = input.split_to(body_len);
-        let message = match postcard::take_from_bytes::<Message>(&body) {
+        let message = match postcard::take_from_bytes::<M>(&body) {
             Ok((message, [])) => message,
             _ => return Err(FrameError::Message),
         };
-        bounds::check(&message).map_err(FrameError::Bounds)?;
+        message.check().map_err(FrameError::Bounds)?;
         return Ok(Some(Frame::Control(channel, message)));
     }
     if raw.kind == KIND_PART {

@@ -13,7 +13,7 @@ const OPTIONS: Options = Options { segment_bytes: 400 };
 
 fn entry(end: u64, stamp: u64) -> Entry {
     let data = Payload::new(vec![end as u8; 40].into());
-    Entry { end: LogIndex(end), stamp: Hlc(stamp), data: Some(data) }
+    Entry::update(LogIndex(end), Hlc(stamp), data)
 }
 
 fn message(after: u64, entries: Vec<Entry>) -> Backup {
@@ -199,7 +199,7 @@ fn an_agent_that_breaks_the_rules_loses_its_connection_and_changes_nothing() {
 fn a_log_may_begin_anywhere_and_a_new_shard_never_takes_the_watermark_back() {
     let disk = Memory::new();
     let mut log = create(&disk, 1, Limits::default());
-    let begins = Entry { end: LogIndex(1 << 40), stamp: Hlc(0), data: None };
+    let begins = Entry::begins(LogPoint { index: LogIndex(1 << 40), stamp: Hlc(0) });
     take(&mut log, 0, 0, vec![begins, entry((1 << 40) + 3, 100)]);
     commit(&mut log).unwrap();
     assert_eq!(log.watermark(), Some(Hlc(100)));

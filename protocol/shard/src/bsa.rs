@@ -204,11 +204,7 @@ mod tests {
     }
 
     fn entry(end: u64, stamp: u64) -> Entry {
-        Entry {
-            end: LogIndex(end),
-            stamp: Hlc(stamp),
-            data: Some(Payload::new(vec![end as u8].into())),
-        }
+        Entry::update(LogIndex(end), Hlc(stamp), Payload::new(vec![end as u8].into()))
     }
 
     fn backup(after: u64, entries: Vec<Entry>) -> Backup {

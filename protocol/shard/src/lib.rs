@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `log` | what a shard's log is made of: positions, stamps, entries |
 //! | `record` | an entry as the body of a record |
+//! | [`link`] | messages between a primary host and the backup |
 //! | `psa` | primary Slogger agent: sends what is committed at home, resends, knows what may be trimmed (5.2) |
 //! | `bsa` | backup Slogger agent: takes entries in order, says what is there, is closed by a recovery (5.3, 5.6) |
 //! | `watermark` | watermark service: shard timestamp vector, watermark, final round (5.4, 5.6) |
@@ -29,6 +30,7 @@
 mod apply;
 mod bsa;
 mod idle;
+pub mod link;
 mod log;
 mod psa;
 mod record;
@@ -37,10 +39,12 @@ mod watermark;
 pub use apply::ApplyTo;
 pub use bsa::{Bsa, BsaError, Closing, Received, Todo};
 pub use idle::IdleShard;
-pub use log::{Entry, LogIndex, LogPoint};
+pub use log::{Entry, LogIndex, LogPoint, stamp_at, unix_ns_of};
 pub use psa::{Psa, PsaError, Step, Terms};
 pub use record::{ShardEntry, follows};
 pub use watermark::{NoShard, Order, Report, WatermarkService};
+
+use serde::{Deserialize, Serialize};
 
 /// PSA to BSA: entries of the shard's log, in its order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +58,7 @@ pub struct Backup {
 }
 
 /// BSA to PSA.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reply {
     /// The message's that is answered.
     pub attempt: u64,
@@ -63,7 +67,7 @@ pub struct Reply {
 }
 
 /// Outcome of a [`Backup`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Verdict {
     /// Ack: the entries will be appended to the backup shard's log, or are there already.
     Taken(Standing),
@@ -80,7 +84,7 @@ pub enum Verdict {
 }
 
 /// Progress of the backup shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Standing {
     /// append-idx: the end of the last entry that was received in order. Not yet safe.
     pub append: LogPoint,

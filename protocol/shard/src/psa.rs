@@ -333,11 +333,7 @@ mod tests {
     const START: MonoNanos = MonoNanos(1000);
 
     fn entry(end: u64, stamp: u64) -> Entry {
-        Entry {
-            end: LogIndex(end),
-            stamp: Hlc(stamp),
-            data: Some(Payload::new(vec![end as u8].into())),
-        }
+        Entry::update(LogIndex(end), Hlc(stamp), Payload::new(vec![end as u8].into()))
     }
 
     fn standing(append: u64, commit: u64) -> Standing {

@@ -2,7 +2,7 @@
 //!
 //! | field of the header | meaning |
 //! |---|---|
-//! | flags | 0 |
+//! | flags | 1: a NOP |
 //! | object | the shard |
 //! | HLC | the effective stamp |
 //! | offset | p-log-idx: the end of the entry, as the store counts |
@@ -26,7 +26,11 @@ pub struct ShardEntry {
     pub span: u32,
     /// The content, if any.
     pub data: Option<Payload>,
+    /// A NOP.
+    pub nop: bool,
 }
+
+const FLAG_NOP: u8 = 1;
 
 impl ShardEntry {
     /// The body of an entry that stands after another one. `None`: it does not end after it, or spans more than 2^32 units.
@@ -37,7 +41,7 @@ impl ShardEntry {
             Some(_) => u32::try_from(span).ok()?,
             None => 0,
         };
-        Some(Self { shard, end: entry.end, span, data: entry.data.clone() })
+        Some(Self { shard, end: entry.end, span, data: entry.data.clone(), nop: entry.nop })
     }
 
     /// The end of the entry before, if there is data between.
@@ -49,7 +53,8 @@ impl ShardEntry {
     /// The entry of a record.
     #[must_use]
     pub fn entry(record: Record<Self>) -> Entry {
-        Entry { end: record.body.end, stamp: record.hlc, data: record.body.data }
+        let ShardEntry { end, data, nop, .. } = record.body;
+        Entry { end, stamp: record.hlc, data, nop }
     }
 }
 
@@ -78,7 +83,8 @@ impl Body for ShardEntry {
     }
 
     fn fields(&self) -> BodyFields {
-        BodyFields { flags: 0, object: self.shard, offset: self.end.0, len_bytes: self.span }
+        let flags = if self.nop { FLAG_NOP } else { 0 };
+        BodyFields { flags, object: self.shard, offset: self.end.0, len_bytes: self.span }
     }
 
     fn payload(&self) -> Option<&Payload> {
@@ -91,14 +97,14 @@ impl Body for ShardEntry {
         payload: Option<(u32, Payload)>,
     ) -> Result<Self, &'static str> {
         let BodyFields { flags, object, offset, len_bytes: span } = *fields;
-        if role != Role::Change || flags != 0 {
+        if role != Role::Change || flags > FLAG_NOP {
             return Err("not an entry of a shard's log");
         }
         if offset < u64::from(span).max(1) || (span > 0) != payload.is_some() {
             return Err("entry that does not span its data");
         }
         let data = payload.map(|(_, payload)| payload);
-        Ok(Self { shard: object, end: LogIndex(offset), span, data })
+        Ok(Self { shard: object, end: LogIndex(offset), span, data, nop: flags == FLAG_NOP })
     }
 
     fn payload_mut(&mut self) -> Option<&mut Payload> {
@@ -123,11 +129,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_brings_its_entry_whatever_the_store_counts(
-            shard in 0..limits::SHARDS_MAX, before in 0u64..1 << 60, span in 1u32.., len in 0usize..100,
+            shard in 0..limits::SHARDS_MAX, before in 0u64..1 << 60, span in 1u32.., len in 0usize..100, nop: bool,
         ) {
             let data = (len > 0).then(|| Payload::new(vec![3; len].into()));
             let end = LogIndex(before + u64::from(span));
-            let entry = Entry { end, stamp: Hlc(7), data };
+            let entry = Entry { end, stamp: Hlc(7), data, nop };
             let body = ShardEntry::after(shard, LogIndex(before), &entry).unwrap();
             prop_assert_eq!(body.begin().is_none_or(|begin| begin == LogIndex(before)), true);
             let mut bytes = BytesMut::new();
@@ -145,6 +151,7 @@ mod tests {
             end: LogIndex(end),
             stamp: Hlc(1),
             data: data.clone(),
+            nop: false,
         };
         let before = LogIndex(5);
         assert_eq!(ShardEntry::after(0, before, &entry(5, &data)), None);

@@ -445,11 +445,8 @@ impl Model for Bounds {
                 let Life::Begun(stamp) = state.ops[op].life else { return None };
                 let log = &mut state.home[self.shard(op)].log;
                 let end = LogIndex(log.len() as u64 + 1);
-                log.push(Entry {
-                    end,
-                    stamp: Hlc(stamp),
-                    data: Some(Payload::new(vec![op as u8].into())),
-                });
+                let data = Payload::new(vec![op as u8].into());
+                log.push(Entry::update(end, Hlc(stamp), data));
                 state.ops[op].life = Life::Placed;
                 if self.at_once {
                     state.home[self.shard(op)].commit += 1;

@@ -123,8 +123,8 @@ impl Primary {
             let end = last.map_or(0, |last| last.entry.end.0) + 1 + rng.below(3);
             let effective = stamp.max(last.map_or(Hlc(0), |last| last.effective));
             let data = op.map_or(u64::MAX, |op| op as u64).to_le_bytes();
-            let entry =
-                Entry { end: LogIndex(end), stamp, data: Some(Payload::new(data.to_vec().into())) };
+            let data = Payload::new(data.to_vec().into());
+            let entry = Entry { nop: op.is_none(), ..Entry::update(LogIndex(end), stamp, data) };
             self.log.push(Placed { entry, effective, op });
             self.idle.appended(effective);
         }
