@@ -10,6 +10,8 @@
 //! |---|---|
 //! | `log` | [`StoreLog`]: takes entries, makes them durable, moves the watermark, ends the epoch of the primary |
 //! | `cut` | the end of each shard's log up to a stamp, found in the journal: the cut of any past instant |
+//! | `manifest` | what a store is: shards by name, the log that each one's positions are of |
+//! | `store` | [`Store`]: connections of primary hosts, from frames to replies |
 //! | `read` | entries of one shard, for whoever applies them |
 //!
 //! The state machines are those of [`tidelock_shard`]. Nothing here waits or does I/O but through [`tidelock_storage`]; a
@@ -25,10 +27,16 @@
 
 mod cut;
 mod log;
+mod manifest;
 mod read;
+mod status;
+mod store;
 #[cfg(test)]
 mod tests;
 
 pub use cut::Cut;
 pub use log::{Agent, Event, Limits, Recovery, Refused, StoreError, StoreLog};
+pub use manifest::{MANIFEST, OtherLog};
 pub use read::{EntryReader, ReadError};
+pub use status::{ShardStatus, StoreStatus};
+pub use store::{Link, Output, Refusal, Store, TunnelEvent, TunnelId};

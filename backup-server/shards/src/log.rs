@@ -1,6 +1,7 @@
 //! The logs of a store's shards in one journal.
 
 use crate::cut::{self, Cut};
+use crate::manifest::MANIFEST;
 use crate::read::{EntryReader, ReadError};
 use std::collections::{BTreeSet, VecDeque};
 use thiserror::Error;
@@ -14,6 +15,7 @@ use tidelock_shard::{
     Standing, Todo, Verdict, WatermarkService,
 };
 use tidelock_storage::Storage;
+use tidelock_storage::json::FileError;
 use tidelock_store::journal::{
     BATCH_TARGET_BYTES, Behind, Durable, EpochStart, Journal, JournalError, Note, Options,
     Position, State, StateError, SyncJob, TornTail,
@@ -70,6 +72,19 @@ pub enum StoreError {
     /// The journal is of disks.
     #[error("this is the journal of disks, and not of a store")]
     NoStore,
+    /// The store's shape cannot be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The journal has shards without a name.
+    #[error(
+        "the journal has {known} shards, and {MANIFEST} names {named}: one of them was restored"
+    )]
+    Shards {
+        /// In the file.
+        named: usize,
+        /// In the journal.
+        known: usize,
+    },
 }
 
 /// The consequence of something that has become durable.
@@ -151,6 +166,8 @@ pub struct StoreLog<S: Storage> {
     limits: Limits,
     shards: Vec<Shard>,
     service: WatermarkService,
+    /// The greatest effective stamp of an update; when the journal is opened that of any entry.
+    updated: Hlc,
     /// Taken, in order, and not in the journal yet.
     queue: VecDeque<Item>,
     queued_bytes: usize,
@@ -208,6 +225,7 @@ impl<S: Storage> StoreLog<S> {
         let shards: Vec<_> = applies.into_iter().zip(&state.shards).map(shard).collect();
         let mut log = Self {
             service: WatermarkService::new(shards.len() as u16),
+            updated: state.shards.iter().map(|end| end.stamp).max().unwrap_or_default(),
             journal,
             limits,
             shards,
@@ -263,6 +281,9 @@ impl<S: Storage> StoreLog<S> {
                 return Err(Refused::Span { end: entry.end });
             };
             before = entry.end;
+            if !entry.nop {
+                self.updated = self.updated.max(entry.stamp);
+            }
             self.push(Item::Entry { body, stamp: entry.stamp });
         }
         self.push(Item::Answer { agent, shard, attempt });
@@ -453,6 +474,12 @@ impl<S: Storage> StoreLog<S> {
     #[must_use]
     pub fn watermark(&self) -> Option<Hlc> {
         self.last.or_else(|| self.service.watermark())
+    }
+
+    /// The greatest effective stamp of an update of any shard that was received.
+    #[must_use]
+    pub fn updated(&self) -> Hlc {
+        self.updated
     }
 
     /// The final watermark, once all logs are closed.

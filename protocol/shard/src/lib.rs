@@ -15,6 +15,7 @@
 //! | `log` | what a shard's log is made of: positions, stamps, entries |
 //! | `record` | an entry as the body of a record |
 //! | [`link`] | messages between a primary host and the backup |
+//! | `tunnel` | flow of bytes from the backup to a shard's server |
 //! | `psa` | primary Slogger agent: sends what is committed at home, resends, knows what may be trimmed (5.2) |
 //! | `bsa` | backup Slogger agent: takes entries in order, says what is there, is closed by a recovery (5.3, 5.6) |
 //! | `watermark` | watermark service: shard timestamp vector, watermark, final round (5.4, 5.6) |
@@ -34,6 +35,7 @@ pub mod link;
 mod log;
 mod psa;
 mod record;
+mod tunnel;
 mod watermark;
 
 pub use apply::ApplyTo;
@@ -42,6 +44,7 @@ pub use idle::IdleShard;
 pub use log::{Entry, LogIndex, LogPoint, stamp_at, unix_ns_of};
 pub use psa::{Psa, PsaError, Step, Terms};
 pub use record::{ShardEntry, follows};
+pub use tunnel::{Tunnel, TunnelError};
 pub use watermark::{NoShard, Order, Report, WatermarkService};
 
 use serde::{Deserialize, Serialize};

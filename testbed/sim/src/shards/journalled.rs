@@ -4,14 +4,19 @@ use super::primary::Primary;
 use super::site::{From, Replies, Site, check_entry};
 use crate::failure::{Checked, Checker, Failure, check, fail};
 use crate::rng::Rng;
+use bytes::BytesMut;
+use std::collections::BTreeSet;
 use std::fmt::Debug;
+use tidelock_protocol::bounds::CLOCK_BOUND_MS;
+use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::Channel;
+use tidelock_shard::link::{self, Origin, StoreMessage};
 use tidelock_shard::{Backup, LogIndex, Reply, Verdict};
-use tidelock_shard_logs::{Agent, Event, Limits, ReadError, Recovery, StoreError, StoreLog};
+use tidelock_shard_logs::{Limits, Link, Output, ReadError, Recovery, Store, StoreError};
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
-use tidelock_store::journal::{Options, Position, SyncJob};
+use tidelock_store::journal::{Options, SyncJob};
 
-const DIR: &str = "store";
 /// Usual time of a sync.
 const SYNC_NS: u64 = 100_000;
 /// Cuts of the past are looked at so far back.
@@ -37,7 +42,9 @@ pub(super) struct Journalled {
     options: Options,
     limits: Limits,
     /// `None`: the server is away until then.
-    log: Result<StoreLog<Memory>, u64>,
+    store: Result<Store<Memory>, u64>,
+    /// Agents that are connected.
+    connected: BTreeSet<Link>,
     sync: Option<(u64, SyncJob<MemoryFile>)>,
     seen: Vec<Seen>,
     watermark: Hlc,
@@ -52,15 +59,30 @@ fn broken<T>(error: &impl Debug) -> Result<T, Failure> {
     fail(Checker::ShardLog, format!("the journal of the store: {error:?}"))
 }
 
+fn names(shards: usize) -> Vec<String> {
+    (0..shards).map(|shard| format!("s{shard}")).collect()
+}
+
+/// Each agent has a connection of its own.
+fn link_of(from: From) -> Link {
+    Link(from.agent << 16 | from.shard as u64)
+}
+
+fn from_of(Link(link): Link) -> From {
+    From { shard: (link & 0xffff) as usize, agent: link >> 16, replica: 0 }
+}
+
 impl Journalled {
     pub(super) fn new(shards: usize, rng: &mut Rng) -> Self {
         let disk = Memory::new();
         let options = Options { segment_bytes: 500 + rng.below(20_000) };
         let limits =
             Limits { taken_max_bytes: 200 + rng.index(20_000), waiting_max: 5 + rng.index(500) };
-        let log = StoreLog::create(disk.clone(), DIR, shards as u16, options, limits);
+        let names = names(shards);
+        let store = Store::create(disk.clone(), "store", &names, options, limits, CLOCK_BOUND_MS);
         Self {
-            log: Ok(log.expect("the disk is whole")),
+            store: Ok(store.expect("the disk is whole")),
+            connected: BTreeSet::new(),
             disk,
             options,
             limits,
@@ -82,37 +104,73 @@ impl Journalled {
         };
         self.disk.set_faults(Faults::default());
         (self.sync, self.is_recovered) = (None, false);
-        self.log = Err(now + rng.span(AWAY_NS));
+        self.connected.clear();
+        self.store = Err(now + rng.span(AWAY_NS));
     }
 
-    /// Work that was not done for a while is done, in part. The replies and orders that come of it.
-    fn work(&mut self, now: u64, rng: &mut Rng) -> Result<Vec<Event>, Failure> {
-        let Ok(log) = &mut self.log else { return Ok(Vec::new()) };
+    /// What the store sends: replies to agents.
+    fn sent(&mut self) -> Result<Replies, Failure> {
+        let Ok(store) = &mut self.store else { return Ok(Vec::new()) };
+        let mut replies = Vec::new();
+        for output in store.take_outputs() {
+            match output {
+                Output::Send { link, message: StoreMessage::Reply(reply), .. } => {
+                    replies.push((from_of(link), reply));
+                }
+                Output::Send { .. } | Output::Advanced(_) | Output::Tunnel(..) => {}
+                Output::Final(watermark) => self.last = Some(watermark),
+                Output::End { why, .. } => return broken(&why),
+            }
+        }
+        Ok(replies)
+    }
+
+    /// The agent connects, unless it is connected.
+    fn connect(&mut self, link: Link, shard: usize, now_ms: u64) -> Checked {
+        let Ok(store) = &mut self.store else { return Ok(()) };
+        if !self.connected.contains(&link) {
+            store.connected(link, "host", &names(self.seen.len())).or_else(|why| broken(&why))?;
+            let origin = StoreMessage::Origin(Origin::default());
+            store.received(link, Frame::Control(Channel(shard as u16), origin), now_ms);
+            // A full disk keeps the shard's log from the record: its agent comes again.
+            if store.origin_of(shard as u16).is_none() {
+                store.take_outputs();
+                return Ok(());
+            }
+            self.connected.insert(link);
+        }
+        Ok(())
+    }
+
+    /// Work that was not done for a while is done, in part.
+    fn work(&mut self, now: u64, rng: &mut Rng) -> Checked {
+        let Ok(store) = &mut self.store else { return Ok(()) };
         if rng.chance(1, 2) {
-            match log.write() {
+            match store.write() {
                 // A full disk. What was taken waits.
                 Err(StoreError::Journal(_)) if self.disk.faults().capacity_bytes.is_some() => {}
                 Err(error) => return broken(&error),
                 Ok(()) => {}
             }
         }
-        if log.final_watermark().is_some() && rng.chance(1, 4) {
+        if store.log().final_watermark().is_some() && rng.chance(1, 4) {
             let shard = rng.index(self.seen.len()) as u16;
-            self.is_recovered |= log.ready(shard);
+            self.is_recovered |= store.ready(shard);
         }
         if self.sync.is_none() {
-            self.sync = log.sync_job().map(|job| (now + rng.span(SYNC_NS), job));
+            self.sync = store.sync_job().map(|job| (now + rng.span(SYNC_NS), job));
         }
         let Some((_, job)) = self.sync.take_if(|(due, _)| *due <= now) else {
-            return Ok(Vec::new());
+            return Ok(());
         };
-        log.synced(job.run()).or_else(|error| broken(&error))
+        store.synced(job.run()).or_else(|error| broken(&error))
     }
 
     /// Checks that the journal says what the primary has committed and loses nothing that it has promised, and that each
     /// of its pasts is a cut of the primary's logs. Returns whether more may be applied.
     fn look(&mut self, primary: &[Primary], rng: &mut Rng) -> Result<bool, Failure> {
-        let Ok(log) = &self.log else { return Ok(false) };
+        let Ok(store) = &self.store else { return Ok(false) };
+        let log = store.log();
         let mut advanced = false;
         for (shard, (seen, primary)) in self.seen.iter_mut().zip(primary).enumerate() {
             let number = shard as u16;
@@ -156,7 +214,8 @@ impl Journalled {
 
     /// A cut of the past.
     fn look_back(&self, primary: &[Primary], rng: &mut Rng) -> Checked {
-        let Ok(log) = &self.log else { return Ok(()) };
+        let Ok(store) = &self.store else { return Ok(()) };
+        let log = store.log();
         let back = rng.below(PAST_NS.min(self.watermark.0) + 1);
         let stamp = Hlc(self.watermark.0 - back);
         let cut = match log.cut_at(stamp) {
@@ -179,29 +238,31 @@ impl Journalled {
 
     /// Some of what is applied may go.
     fn forget(&mut self, rng: &mut Rng) -> Checked {
-        let Ok(log) = &mut self.log else { return Ok(()) };
+        let Ok(store) = &mut self.store else { return Ok(()) };
         let ends = self.seen.iter().map(|of| LogIndex(rng.below(of.apply_to.0 + 1)));
         let ends: Vec<_> = ends.collect();
         for (seen, end) in self.seen.iter_mut().zip(&ends) {
             seen.forgotten = seen.forgotten.max(*end);
         }
-        log.forget(&ends).or_else(|error| broken(&error))
+        store.forget(&ends).or_else(|error| broken(&error))
     }
 
     /// Everything that is needed can be read, from a random place on.
     fn reopen(&mut self, primary: &[Primary], rng: &mut Rng) -> Checked {
-        let opened =
-            StoreLog::open(self.disk.clone(), DIR, Position::default(), self.options, self.limits);
-        let (log, _) = match opened {
-            Ok(opened) => opened,
+        let opened = Store::open(self.disk.clone(), self.options, self.limits, CLOCK_BOUND_MS);
+        let store = match opened {
+            Ok(Some((store, _))) => store,
+            Ok(None) => return broken(&"the store is gone"),
             // The journal is opened again when there is room.
             Err(_) if self.disk.faults().capacity_bytes.is_some() => return Ok(()),
             Err(error) => return broken(&error),
         };
         for (shard, (seen, primary)) in self.seen.iter().zip(primary).enumerate() {
             let from = LogIndex(rng.range(seen.forgotten.0..seen.safe.0.max(seen.forgotten.0) + 1));
-            let read =
-                log.entries(shard as u16, from, seen.safe).or_else(|error| broken(&error))?;
+            let read = store
+                .log()
+                .entries(shard as u16, from, seen.safe)
+                .or_else(|error| broken(&error))?;
             let mut nth = primary.log.partition_point(|placed| placed.entry.end <= from);
             for entry in read {
                 check_entry(primary, nth, &entry.or_else(|error| broken(&error))?)?;
@@ -214,7 +275,7 @@ impl Journalled {
                 )
             })?;
         }
-        self.log = Ok(log);
+        self.store = Ok(store);
         Ok(())
     }
 }
@@ -224,21 +285,23 @@ impl Site for Journalled {
         1
     }
 
-    fn received(&mut self, from: From, message: Backup) -> Result<Option<(From, Reply)>, Failure> {
-        let Ok(log) = &mut self.log else { return Ok(None) };
-        let closed = log.journal().state().recovered().is_some();
+    fn received(&mut self, from: From, message: Backup, now: u64) -> Result<Replies, Failure> {
+        let (link, now_ms) = (link_of(from), Hlc(now).physical_ms());
+        self.connect(link, from.shard, now_ms)?;
+        let Ok(store) = &mut self.store else { return Ok(Vec::new()) };
+        let closed = store.log().journal().state().recovered().is_some();
         let has_entries = !message.entries.is_empty();
-        match log.received(Agent(from.agent), from.shard as u16, message) {
-            Ok(reply) => {
-                let taken = reply.as_ref().is_none_or(|of| matches!(of.verdict, Verdict::Taken(_)));
-                check(!(closed && has_entries && taken), Checker::ShardPrefix, || {
-                    "an entry of the old primary is taken after a recovery has closed the log"
-                        .to_owned()
-                })?;
-                Ok(reply.map(|reply| (from, reply)))
-            }
-            Err(error) => broken(&error),
+        let mut bytes = BytesMut::new();
+        link::encode(from.shard as u16, &message, &mut bytes).or_else(|error| broken(&error))?;
+        while let Some(frame) = frame::decode_of(&mut bytes).or_else(|error| broken(&error))? {
+            store.received(link, frame, now_ms);
         }
+        let replies = self.sent()?;
+        let taken = |(_, reply): &(From, Reply)| matches!(reply.verdict, Verdict::Taken(_));
+        check(!(closed && has_entries && replies.iter().any(taken)), Checker::ShardPrefix, || {
+            "an entry of the old primary is taken after a recovery has closed the log".to_owned()
+        })?;
+        Ok(replies)
     }
 
     fn step(
@@ -249,35 +312,26 @@ impl Site for Journalled {
         rng: &mut Rng,
         replies: &mut Replies,
     ) -> Result<bool, Failure> {
-        if let Err(until) = &self.log
+        if let Err(until) = &self.store
             && (*until <= now || !faults)
         {
             self.reopen(primary, rng)?;
         }
         if self.disaster
-            && let Ok(log) = &mut self.log
+            && let Ok(store) = &mut self.store
         {
             // The operator asks again, if the server died before the mark was durable.
-            log.recover(Recovery { at_unix_ms: 1, primary_declared_dead: true });
+            store.recover(Recovery { at_unix_ms: 1, primary_declared_dead: true });
         }
-        let events = self.work(now, rng)?;
+        self.work(now, rng)?;
         let advanced = self.look(primary, rng)?;
-        for event in events {
-            match event {
-                Event::Reply { agent, shard, reply } => {
-                    let from = From { shard: shard.into(), agent: agent.0, replica: 0 };
-                    replies.push((from, reply));
-                }
-                Event::Advanced(_) => {}
-                Event::Final(watermark) => self.last = Some(watermark),
-            }
-        }
+        replies.extend(self.sent()?);
         Ok(advanced)
     }
 
     fn fault(&mut self, now: u64, rng: &mut Rng) -> Checked {
         match rng.below(12) {
-            0..3 if self.log.is_ok() => self.dies(now, rng),
+            0..3 if self.store.is_ok() => self.dies(now, rng),
             3..7 => return self.forget(rng),
             7..9 => {
                 let capacity_bytes = Some(self.disk.used_bytes() + rng.below(300));
@@ -313,6 +367,6 @@ impl Site for Journalled {
     }
 
     fn recovered(&self, _: usize) -> Option<Hlc> {
-        self.log.as_ref().ok()?.final_watermark()
+        self.store.as_ref().ok()?.log().final_watermark()
     }
 }

@@ -268,9 +268,9 @@ impl Site for Replicated {
         self.replicas
     }
 
-    fn received(&mut self, from: From, message: Backup) -> Result<Option<(From, Reply)>, Failure> {
+    fn received(&mut self, from: From, message: Backup, _: u64) -> Result<Replies, Failure> {
         let reply = self.shards[from.shard].received(from.replica, message)?;
-        Ok(Some((from, reply)))
+        Ok(vec![(from, reply)])
     }
 
     fn step(

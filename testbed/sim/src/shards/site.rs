@@ -23,7 +23,7 @@ pub(super) trait Site: Debug {
     /// Replicas of each shard.
     fn replicas(&self) -> u16;
     /// A message of an agent arrives. The answer may come later, from a step.
-    fn received(&mut self, from: From, message: Backup) -> Result<Option<(From, Reply)>, Failure>;
+    fn received(&mut self, from: From, message: Backup, now: u64) -> Result<Replies, Failure>;
     /// Goes on. True: more may be applied.
     fn step(
         &mut self,

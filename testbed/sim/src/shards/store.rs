@@ -135,7 +135,11 @@ impl Store {
         let mut replies = Vec::new();
         for (shard, primary) in self.primary.iter_mut().enumerate() {
             for (agent, replica, message) in primary.arrived(now) {
-                replies.extend(self.backup.received(From { shard, agent, replica }, message)?);
+                replies.extend(self.backup.received(
+                    From { shard, agent, replica },
+                    message,
+                    now,
+                )?);
             }
         }
         let advanced = self.backup.step(&self.primary, now, faults, &mut self.rng, &mut replies)?;

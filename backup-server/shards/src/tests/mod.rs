@@ -1,3 +1,5 @@
+mod hosts;
+
 use super::*;
 use proptest::prelude::*;
 use tidelock_protocol::hlc::Hlc;
