@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 0 | 4 | magic `TLK1` |
 //! | 4 | 1 | version of the frame format: 1 |
-//! | 5 | 1 | kind: 1 control, 2 record, 3 part of a record |
+//! | 5 | 1 | kind: 1 control, 2 record, 3 part of a record, 4 control on the link of a store |
 //! | 6 | 2 | channel: the attached member that it is about; 0 for the connection itself |
 //! | 8 | 4 | length of the body |
 //! | 12 | 4 | CRC-32C of bytes 0 to 11, and of the body unless it is a record |
@@ -41,6 +41,8 @@ pub const HEADER_BYTES: usize = 16;
 const KIND_CONTROL: u8 = 1;
 const KIND_RECORD: u8 = 2;
 const KIND_PART: u8 = 3;
+/// The kind of control frames on the link of a store.
+pub const KIND_STORE_CONTROL: u8 = 4;
 
 /// Bytes of a part's body before the data.
 pub const PART_HEAD_BYTES: usize = 16;
@@ -69,6 +71,9 @@ const _: () = assert!(size_of::<RawPart>() == PART_HEAD_BYTES);
 
 /// The control messages of a link.
 pub trait Control: Clone + Serialize + DeserializeOwned {
+    /// The kind of their frames, by which the first frame of a connection says which link it is.
+    const KIND: u8;
+
     /// The bounds of names, texts and lists. The error names the bound.
     fn check(&self) -> Result<(), &'static str>;
     /// The message with every text cut to its bound.
@@ -78,6 +83,8 @@ pub trait Control: Clone + Serialize + DeserializeOwned {
 }
 
 impl Control for Message {
+    const KIND: u8 = KIND_CONTROL;
+
     fn check(&self) -> Result<(), &'static str> {
         bounds::check(self)
     }
@@ -168,7 +175,7 @@ pub fn encode_control<M: Control>(channel: Channel, message: &M, out: &mut Bytes
         let reason = format!("a control message of {} bytes cannot be sent", body.len());
         body = postcard::to_stdvec(&M::invalid(reason)).unwrap_or_default();
     }
-    let header = header(KIND_CONTROL, channel, body.len(), &body);
+    let header = header(M::KIND, channel, body.len(), &body);
     out.reserve(HEADER_BYTES + body.len());
     out.put_slice(header.as_bytes());
     out.put_slice(&body);
@@ -229,13 +236,13 @@ pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
 pub fn decode_of<M: Control, B: Body>(
     input: &mut BytesMut,
 ) -> Result<Option<Frame<M, B>>, FrameError> {
-    let Some(raw) = checked_header(input)? else { return Ok(None) };
+    let Some(raw) = checked_header(input, M::KIND)? else { return Ok(None) };
     let body_len = raw.body_len.get() as usize;
     if input.len() < HEADER_BYTES + body_len {
         return Ok(None);
     }
     let channel = Channel(raw.channel.get());
-    if raw.kind == KIND_CONTROL {
+    if raw.kind == M::KIND {
         if frame_crc(&raw, &input[HEADER_BYTES..HEADER_BYTES + body_len]) != raw.crc.get() {
             return Err(FrameError::Checksum);
         }
@@ -279,6 +286,12 @@ fn decode_part(mut body: Bytes) -> Option<Part> {
     (is_of_parts && is_part).then_some(Part { seq, total_bytes, at, data: body })
 }
 
+/// The kind of the frame at the front of `input`. `None`: too little of it has arrived.
+#[must_use]
+pub fn kind(input: &[u8]) -> Option<u8> {
+    input.get(MAGIC.len() + 1).copied()
+}
+
 /// How many bytes are missing until the frame at the front of `input` is whole.
 #[must_use]
 pub fn bytes_missing(input: &[u8]) -> usize {
@@ -292,7 +305,7 @@ pub fn bytes_missing(input: &[u8]) -> usize {
 }
 
 /// The header, with every field that can be judged without the body judged.
-fn checked_header(input: &[u8]) -> Result<Option<RawHeader>, FrameError> {
+fn checked_header(input: &[u8], control: u8) -> Result<Option<RawHeader>, FrameError> {
     // A wrong magic is told from its first bytes: a peer that speaks something else may never
     // send sixteen.
     let seen = input.len().min(MAGIC.len());
@@ -306,7 +319,7 @@ fn checked_header(input: &[u8]) -> Result<Option<RawHeader>, FrameError> {
         return Err(FrameError::Version(raw.version));
     }
     let limit_bytes = match raw.kind {
-        KIND_CONTROL => limits::CONTROL_MAX_BYTES,
+        kind if kind == control => limits::CONTROL_MAX_BYTES,
         KIND_RECORD => limits::WHOLE_RECORD_MAX_BYTES,
         KIND_PART => PART_HEAD_BYTES as u32 + limits::PART_MAX_BYTES,
         kind => return Err(FrameError::Kind(kind)),

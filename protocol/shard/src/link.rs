@@ -1,8 +1,8 @@
 //! The link of a store: one connection from each primary host to the backup server, for all shards that are led there.
 //!
 //! Frames are those of the link of groups ([`tidelock_protocol::frame`]) with other messages: control messages are
-//! [`StoreMessage`]s, records are entries of shards' logs ([`ShardEntry`](crate::ShardEntry)), and the channel is the shard's number. TLS tells the two
-//! links apart by [`ALPN`].
+//! [`StoreMessage`]s in frames of a kind of their own, by which the first frame tells the two links apart. Records are entries of
+//! shards' logs ([`ShardEntry`](crate::ShardEntry)), and the channel is the shard's number.
 //!
 //! ```text
 //!  host: Hello ─▶ Origin, Ask of each shard ─▶ records and Jumps ──────────────▶ Ask after a loss ─▶ …
@@ -29,8 +29,6 @@ use tidelock_protocol::message::RefusalKind;
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 
-/// The name of the link in TLS's negotiation.
-pub const ALPN: &[u8] = b"tidelock-store/1";
 /// The version of the messages.
 pub const VERSION: u16 = 1;
 /// The largest content of an entry.
@@ -191,6 +189,8 @@ impl StoreMessage {
 }
 
 impl Control for StoreMessage {
+    const KIND: u8 = frame::KIND_STORE_CONTROL;
+
     fn check(&self) -> Result<(), &'static str> {
         let holds = |holds: bool, what: &'static str| if holds { Ok(()) } else { Err(what) };
         holds(!self.has_long_text(), TEXT)?;
