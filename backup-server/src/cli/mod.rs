@@ -22,6 +22,7 @@ mod seed;
 mod serve;
 mod snapshot;
 mod status;
+mod store;
 mod timeline;
 mod view;
 

@@ -3,7 +3,7 @@
 use super::args::Recover;
 use super::boot::Boot;
 use super::client::{Call, Client};
-use super::machine;
+use super::{machine, store};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use anyhow::{Result, bail, ensure};
@@ -56,7 +56,7 @@ async fn wait(client: &Client, args: &Recover) -> Result<Option<(Recovery, Vec<E
     loop {
         match ask(client, args, although_connected).await? {
             Answer::Recovered(recovery, disks) => return Ok(Some((recovery, disks))),
-            Answer::Rehearsed => return Ok(None),
+            Answer::Told => return Ok(None),
             Answer::Connected(hosts) => {
                 let text = connected(&hosts);
                 ensure!(
@@ -78,7 +78,8 @@ async fn wait(client: &Client, args: &Recover) -> Result<Option<(Recovery, Vec<E
 enum Answer {
     Recovered(Recovery, Vec<ExportedDisk>),
     Connected(Vec<HostStatus>),
-    Rehearsed,
+    /// Everything is said: it was to be rehearsed, or a store is recovered.
+    Told,
 }
 
 async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Result<Answer> {
@@ -122,6 +123,13 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
                 }
                 return Ok(Answer::Recovered(recovery, disks));
             }
+            Reply::RecoveredStore { store } => {
+                match args.json {
+                    true => println!("{}", json!({ "store": store })),
+                    false => print!("{}", store::recovered(&store)),
+                }
+                return Ok(Answer::Told);
+            }
             Reply::Connected { hosts } => return Ok(Answer::Connected(hosts)),
             Reply::WouldRecover { group, last_write_unix_ms } => {
                 match args.json {
@@ -131,7 +139,7 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
                     ),
                     false => print!("{}", rehearsal(&group, last_write_unix_ms)),
                 }
-                return Ok(Answer::Rehearsed);
+                return Ok(Answer::Told);
             }
             _ => bail!("the server answered something else"),
         }

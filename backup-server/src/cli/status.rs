@@ -1,7 +1,7 @@
 //! `tidelock-backup status`.
 
 use super::client::Client;
-use super::{damaged, machine, view};
+use super::{damaged, machine, store, view};
 use crate::server::config::{CERTIFICATE_WARN, Config};
 use crate::server::control::{Reply, Request};
 use anyhow::{Result, bail};
@@ -16,7 +16,9 @@ use tidelock_store::journal::Standing;
 pub(super) async fn run(config: Config, json: bool) -> Result<()> {
     let certificate = config.certificate_valid_for();
     let client = Client::connect(config).await?;
-    let Reply::Status { server, groups } = client.ask_soon(&Request::Status).await? else {
+    let Reply::Status { server, groups, stores, broken_stores } =
+        client.ask_soon(&Request::Status).await?
+    else {
         bail!("the server answered something else");
     };
     let Reply::Views { views } = client.ask_soon(&Request::Views).await? else {
@@ -29,19 +31,22 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
         let running = !client.is_alone();
         let views: Vec<_> = views.iter().map(view::to_json).collect();
         let status = json!({ "server": server, "running": running, "groups": groups, "views": views,
+                    "stores": stores, "broken_stores": broken_stores,
                     "machines": machines, "certificate_valid_s": certificate.map(|valid| valid.as_secs()) });
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         if client.is_alone() {
             println!("no server runs; this is what the data directory says");
         }
-        if groups.is_empty() {
+        if groups.is_empty() && stores.is_empty() {
             println!("no groups yet: hosts create them when they attach");
         }
         if let Some(line) = certificate.and_then(certificate_line) {
             println!("{line}");
         }
         groups.iter().for_each(|group| print!("{}", render(group)));
+        stores.iter().for_each(|of| print!("{}", store::render(of)));
+        broken_stores.iter().for_each(|reason| println!("BROKEN {reason}"));
         views.iter().for_each(view::tell);
         machines.iter().for_each(|of| print!("{}", machine::line(of)));
     }

@@ -71,6 +71,8 @@ pub struct Config {
     pub groups_per_host: usize,
     options: GroupOptions,
     groups: BTreeMap<String, GroupSection>,
+    /// Hosts of each store.
+    stores: BTreeMap<String, Vec<String>>,
 }
 
 /// What is said of one group.
@@ -116,6 +118,11 @@ impl Config {
         self.groups.contains_key(group)
     }
 
+    /// Stores, with the hosts that may ship their shards.
+    pub fn stores(&self) -> impl Iterator<Item = (&str, Vec<String>)> {
+        self.stores.iter().map(|(name, hosts)| (name.as_str(), hosts.clone()))
+    }
+
     /// Listed groups.
     pub fn listed(&self) -> impl Iterator<Item = &str> {
         self.groups.keys().map(String::as_str)
@@ -124,7 +131,8 @@ impl Config {
     /// Whether the host is listed for any group: there is always room for its connections.
     #[must_use]
     pub fn is_listed_host(&self, host: &str) -> bool {
-        self.groups.values().any(|of| of.hosts.iter().any(|listed| listed == host))
+        let of_groups = self.groups.values().map(|of| &of.hosts);
+        of_groups.chain(self.stores.values()).any(|hosts| hosts.iter().any(|listed| listed == host))
     }
 
     /// Reads a configuration. `file` is its name in messages.
@@ -228,6 +236,12 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let of = GroupSection { hosts, members, retention: of_group, compress_after };
         Some((name?.value.to_string(), of))
     });
+    let stores = root.tables("store", |store| {
+        let name = store.required::<Name>("name", "name = \"orders\"");
+        let hosts = store.required::<Vec<Name>>("hosts", "hosts = [\"host-a\", \"host-b\"]");
+        let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
+        Some((name?.value.to_string(), hosts))
+    });
     let (
         name,
         listen,
@@ -261,6 +275,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         groups_per_host: groups_per_host as usize,
         options,
         groups: groups.into_iter().collect(),
+        stores: stores.into_iter().collect(),
     })
 }
 

@@ -4,6 +4,7 @@ use super::budget::Slot;
 use super::clock;
 use super::peer::{Bookmarked, ServerOfPeer};
 use super::registry::Registry;
+use super::stores;
 use bytes::{Buf, BytesMut};
 use std::future::poll_fn;
 use std::io;
@@ -11,6 +12,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tidelock_protocol::frame;
 use tidelock_replica::connection::{Connection, ConnectionError};
 use tidelock_replica::group::ConnectionId;
 use tidelock_tls::PeerIdentity;
@@ -19,6 +21,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+/// The first bytes must come within this.
+const HELLO_MAX: Duration = Duration::from_secs(10);
 /// The time for the last words of a connection.
 const FAREWELL: Duration = Duration::from_secs(2);
 const SOFTWARE: &str = concat!("tidelock-backup ", env!("CARGO_PKG_VERSION"));
@@ -35,11 +39,27 @@ pub async fn serve<T>(
     mut stopping: watch::Receiver<bool>,
 ) -> Result<(), (ConnectionError, bool)>
 where
-    T: AsyncRead + AsyncWrite + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let id = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
     let name = registry.config().name.clone();
+    let mut stream = stream;
+    let mut first = BytesMut::new();
+    let kind = tokio::select! {
+        kind = timeout(HELLO_MAX, first_kind(&mut stream, &mut first)) => kind,
+        _ = stopping.wait_for(|stop| *stop) => return Err((ConnectionError::stopping(), false)),
+    };
+    match kind {
+        Ok(Ok(Some(frame::KIND_STORE_CONTROL))) => {
+            let serve = stores::connection::serve;
+            return serve(stream, first, peer, slot, registry, stopping, id.0).await;
+        }
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => return Err((error.into(), false)),
+        Err(_) => return Err((ConnectionError::Silent(HELLO_MAX), false)),
+    }
     let mut connection = Connection::new(id, &name, SOFTWARE, clock::now().mono);
+    *connection.input() = first;
     let (set, marks) = mpsc::unbounded_channel();
     let bookmarks = JoinSet::new();
     let mut server = ServerOfPeer { id, peer, slot, registry, bookmarks, set };
@@ -75,6 +95,19 @@ where
     ended.map_err(|error| (error, connection.is_greeted()))
 }
 
+/// Reads until the first frame says which link this is. `None`: it ended before, or does not speak Tidelock.
+async fn first_kind<T: AsyncRead + Unpin>(
+    stream: &mut T,
+    input: &mut BytesMut,
+) -> io::Result<Option<u8>> {
+    while frame::kind(input).is_none() && frame::MAGIC.starts_with(&input[..input.len().min(4)]) {
+        if stream.read_buf(input).await? == 0 {
+            return Ok(None);
+        }
+    }
+    Ok(frame::kind(input))
+}
+
 /// Moves bytes until the connection ends.
 async fn run<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     (reader, writer, out): (&mut R, &mut W, &mut BytesMut),
@@ -85,6 +118,8 @@ async fn run<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     let mut must_flush = false;
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut fires_at = clock::now().mono;
+    // What came with the first bytes is taken before more is read.
+    let mut has_input = true;
     loop {
         let now = clock::now().mono;
         connection.output(out, now)?;
@@ -96,7 +131,7 @@ async fn run<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
         }
         let (evicted, outbox) = (server.slot.evicted(), Arc::clone(connection.outbox()));
         tokio::select! {
-            is_open = receive(reader, connection, server) => {
+            is_open = receive(reader, connection, server, &mut has_input) => {
                 if !is_open? {
                     return connection.closed();
                 }
@@ -120,16 +155,18 @@ async fn receive<R: AsyncRead + Unpin>(
     reader: &mut R,
     connection: &mut Connection<ServerOfPeer>,
     server: &mut ServerOfPeer,
+    has_input: &mut bool,
 ) -> Result<bool, ConnectionError> {
-    if !connection.is_full() && reader.read_buf(connection.input()).await? == 0 {
+    if !connection.is_full() && !*has_input && reader.read_buf(connection.input()).await? == 0 {
         return Ok(false);
     }
     poll_fn(|context| connection.take(server, clock::now().mono, context)).await?;
+    *has_input = false;
     Ok(true)
 }
 
 /// Writes some of `out`, or flushes what was written. Loses nothing when it is cancelled.
-async fn push<W: AsyncWrite + Unpin>(
+pub(super) async fn push<W: AsyncWrite + Unpin>(
     writer: &mut W,
     out: &mut BytesMut,
     must_flush: &mut bool,

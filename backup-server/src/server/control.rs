@@ -32,7 +32,7 @@ use super::inbox::{DamagedAsk, Event, Inbox, RepairStatus};
 use super::machines::{BootAsk, Booted, DescribedMachine, MachineStatus, Machines};
 use super::orders::order;
 use super::owner::OwnerHandle;
-use super::recovering::{RecoverHow, recover};
+use super::recovering::{RecoverHow, recover, recover_store};
 use super::registry::Registry;
 use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
@@ -50,6 +50,7 @@ use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::travel::increment::Description;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::When;
+use tidelock_shard_logs::StoreStatus;
 use tidelock_store::journal::MarkKind;
 use tidelock_targets::ExportedDisk;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -74,7 +75,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// All groups.
+    /// All groups and stores.
     Status,
     /// Recover a group.
     Recover {
@@ -336,6 +337,15 @@ pub enum Reply {
         server: String,
         /// The groups.
         groups: Vec<GroupStatus>,
+        /// The stores.
+        stores: Vec<StoreStatus>,
+        /// Of each store that does not work why.
+        broken_stores: Vec<String>,
+    },
+    /// All logs of a store are closed: nothing of the primary is taken any more.
+    RecoveredStore {
+        /// The store at its final cut.
+        store: StoreStatus,
     },
     /// The recovery waits for the grace.
     Waiting {
@@ -594,6 +604,9 @@ async fn serve(
                 accept_damage,
                 drop_later_pins,
             };
+            if registry.stores().has(&group) {
+                return reply(&mut writer, &recover_store(registry, &group, &how, at).await).await;
+            }
             recover(registry, exports, &group, how, at, &mut reader, &mut writer).await?
         }
         Request::Damaged { group, check, forget } => {
@@ -787,7 +800,15 @@ pub async fn statuses(registry: &Registry) -> Vec<GroupStatus> {
 }
 
 async fn status(registry: &Registry) -> Reply {
-    Reply::Status { server: registry.config().name.clone(), groups: statuses(registry).await }
+    let (mut stores, mut broken_stores) = (Vec::new(), Vec::new());
+    for status in registry.stores().statuses().await {
+        match status {
+            Ok(status) => stores.push(status),
+            Err(reason) => broken_stores.push(reason),
+        }
+    }
+    let (server, groups) = (registry.config().name.clone(), statuses(registry).await);
+    Reply::Status { server, groups, stores, broken_stores }
 }
 
 /// A fold that runs is waited for.

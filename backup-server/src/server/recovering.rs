@@ -1,6 +1,7 @@
 //! `recover`: the checks before the fence, the order to the group, which waits for leases that may hold, the offer of
 //! its disks.
 
+use super::clock;
 use super::control::{Reply, ask, damaged, group_status};
 use super::exports::Exports;
 use super::inbox::{DamagedAsk, Event};
@@ -12,6 +13,7 @@ use tidelock_replica::group::{GroupStatus, HostStatus, RecoverError};
 use tidelock_replica::group_loop::{Answer, Order};
 use tidelock_replica::history::Point;
 use tidelock_replica::travel::when::When;
+use tidelock_shard_logs::Recovery;
 use tidelock_store::journal::MarkKind;
 use tokio::io::AsyncBufRead;
 use tokio::net::unix::OwnedWriteHalf;
@@ -23,6 +25,45 @@ pub(super) struct RecoverHow {
     pub(super) dry_run: bool,
     pub(super) accept_damage: bool,
     pub(super) drop_later_pins: bool,
+}
+
+/// Closes all logs of a store. Its clients waited for nothing that crosses the link, so there is no lease to wait for.
+pub(super) async fn recover_store(
+    registry: &Registry,
+    store: &str,
+    how: &RecoverHow,
+    at: Option<When>,
+) -> Reply {
+    let reason = |reason: &str| Reply::Error { reason: reason.to_owned() };
+    if at.is_some() {
+        return reason(
+            "a store is recovered at its newest cut; earlier ones are looked at with `view`",
+        );
+    }
+    let now = match registry.stores().status(store).await {
+        Ok(Some(now)) => now,
+        Ok(None) => return reason("no host has shipped anything of this store yet"),
+        Err(reason) => return Reply::Error { reason },
+    };
+    if how.dry_run {
+        return Reply::RecoveredStore { store: now };
+    }
+    let hosts: Vec<_> = now.shards.iter().filter_map(|shard| shard.host.clone()).collect();
+    if now.recovered.is_none() && !hosts.is_empty() && !how.primary_is_dead {
+        return Reply::Error {
+            reason: format!(
+                "{} still ship the log of {store}. What they acknowledge from now on would be lost: stop the store there, or give \
+                 --primary-is-dead",
+                hosts.join(", ")
+            ),
+        };
+    }
+    let recovery =
+        Recovery { at_unix_ms: clock::now().unix_ms, primary_declared_dead: how.primary_is_dead };
+    match registry.stores().recover(store, recovery).await {
+        Ok(store) => Reply::RecoveredStore { store },
+        Err(reason) => Reply::Error { reason },
+    }
 }
 
 pub(super) async fn recover(

@@ -5,6 +5,7 @@ use super::config::Config;
 use super::exports::in_use;
 use super::inbox::Event;
 use super::owner::{self, Owner, OwnerHandle};
+use super::stores::Stores;
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -38,6 +39,7 @@ pub enum SpawnError {
 pub struct Registry {
     config: Config,
     connections: Arc<Connections>,
+    stores: Stores,
     state: Mutex<Groups<Running>>,
     reserve: Arc<Reserve>,
     /// Who has disks of recovered groups open, by group and disk, on whatever socket.
@@ -105,9 +107,10 @@ impl Registry {
             locked => locked.map_err(|e| wrong(e.into()))?,
         }
         let reserve = Reserve::open(&path, config.reserve_bytes()).map_err(wrong)?;
+        let stores = Stores::open(&config).map_err(wrong)?;
         let (reserve, connections) = (Arc::new(reserve), Arc::default());
         let (state, users) = (Mutex::default(), Mutex::default());
-        let registry = Self { config, connections, state, reserve, users, _lock: lock };
+        let registry = Self { config, connections, stores, state, reserve, users, _lock: lock };
         for entry in fs::read_dir(&groups_dir).map_err(wrong)? {
             let Ok(name) = entry.map_err(wrong)?.file_name().into_string() else { continue };
             if name.starts_with(REMOVED) {
@@ -143,6 +146,12 @@ impl Registry {
         &self.connections
     }
 
+    /// The stores.
+    #[must_use]
+    pub fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
     /// The owner of a group, if it runs.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<OwnerHandle> {
@@ -159,6 +168,9 @@ impl Registry {
 
     /// The owner of a group, which an attachment by this host may create; `None`: it is there, or an operator makes it.
     pub fn get_or_spawn(&self, name: &str, host: Option<&str>) -> Result<OwnerHandle, SpawnError> {
+        if self.stores.has(name) {
+            return Err(NoGroup::Quota(format!("{name} is a store at this server")).into());
+        }
         let mut state = self.lock();
         if let Some(of) = state.find(name, Running::is_closed)? {
             return Ok(of.handle.clone());
@@ -225,6 +237,7 @@ impl Registry {
 
     /// Stops all owners and waits until what they have is durable.
     pub fn stop(&self) {
+        self.stores.stop();
         let groups = self.lock().stop();
         for (_, of) in &groups {
             of.handle.inbox.push(Event::Stop);

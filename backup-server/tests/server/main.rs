@@ -12,4 +12,5 @@ mod machines;
 mod process;
 mod seed;
 mod snapshots;
+mod stores;
 mod travel;

@@ -639,6 +639,7 @@ pub(crate) mod tests {
                 end: LogIndex(end),
                 span,
                 data: (span > 0).then(|| Payload::new(vec![1].into())),
+                nop: false,
             },
             writer: WriterId(0),
             seq: Seq(seq),

@@ -1,0 +1,136 @@
+//! The stores of the configuration, each with a thread of its own ([`owner`]), and the connections of their hosts
+//! ([`connection`]).
+
+pub(super) mod connection;
+mod outbox;
+mod owner;
+
+use super::config::Config;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use tidelock_shard::link::StoreFrame;
+use tidelock_shard_logs::{Link, Recovery, Refusal, StoreStatus};
+use tokio::sync::{mpsc, oneshot};
+
+/// Events that wait for a store's thread at most. The largest carry what one read brought.
+const EVENTS_MAX: usize = 64;
+
+/// An event for a store's thread.
+enum Event {
+    /// A host has said hello.
+    Connected {
+        link: Link,
+        host: String,
+        shards: Vec<String>,
+        outbox: Arc<outbox::Outbox>,
+        done: oneshot::Sender<Result<(), Refusal>>,
+    },
+    /// Frames of a host, in order.
+    Frames { link: Link, frames: Vec<StoreFrame> },
+    /// A connection has ended.
+    Lost(Link),
+    /// What it is doing.
+    Status { done: oneshot::Sender<Result<Option<StoreStatus>, String>> },
+    /// A disaster was declared. Answered when the final watermark is known.
+    Recover { recovery: Recovery, done: oneshot::Sender<Result<StoreStatus, String>> },
+    /// The server stops.
+    Stop,
+}
+
+/// A store that runs, from outside.
+#[derive(Clone)]
+pub(super) struct StoreHandle {
+    /// Hosts that may ship its shards.
+    hosts: Arc<[String]>,
+    events: mpsc::Sender<Event>,
+}
+
+/// The stores.
+pub struct Stores {
+    running: BTreeMap<String, StoreHandle>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Stores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.running.keys()).finish()
+    }
+}
+
+impl Stores {
+    /// Starts the thread of each store of the configuration.
+    pub(super) fn open(config: &Config) -> io::Result<Self> {
+        let mut running = BTreeMap::new();
+        let mut threads = Vec::new();
+        for (name, hosts) in config.stores() {
+            let (events, inbox) = mpsc::channel(EVENTS_MAX);
+            let dir = config.data_dir.join("stores").join(name);
+            threads.push(owner::spawn(name, dir, config.options(name), inbox)?);
+            running.insert(name.to_owned(), StoreHandle { hosts: hosts.into(), events });
+        }
+        Ok(Self { running, threads: Mutex::new(threads) })
+    }
+
+    fn get(&self, name: &str) -> Option<&StoreHandle> {
+        self.running.get(name)
+    }
+
+    async fn ask<T>(
+        &self,
+        name: &str,
+        event: impl FnOnce(oneshot::Sender<T>) -> Event,
+    ) -> Result<T, String> {
+        let store = self.get(name).ok_or_else(|| format!("there is no store {name}"))?;
+        let (done, answer) = oneshot::channel();
+        let ended = |_| format!("store {name}: the server is stopping");
+        store.events.send(event(done)).await.map_err(|_| ended(()))?;
+        answer.await.map_err(|_| ended(()))
+    }
+
+    /// The status of a store; `None`: no host has shipped anything.
+    pub(super) async fn status(&self, name: &str) -> Result<Option<StoreStatus>, String> {
+        self.ask(name, |done| Event::Status { done }).await?
+    }
+
+    /// The status of every store that a host has shipped something to, and of those that do not work why.
+    pub(super) async fn statuses(&self) -> Vec<Result<StoreStatus, String>> {
+        let mut statuses = Vec::new();
+        for name in self.running.keys() {
+            match self.status(name).await {
+                Ok(status) => statuses.extend(status.map(Ok)),
+                Err(reason) => statuses.push(Err(format!("store {name}: {reason}"))),
+            }
+        }
+        statuses
+    }
+
+    /// Whether the configuration has this store.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.running.contains_key(name)
+    }
+
+    /// Closes all logs of a store, and answers with its status once the final watermark is known.
+    pub(super) async fn recover(
+        &self,
+        name: &str,
+        recovery: Recovery,
+    ) -> Result<StoreStatus, String> {
+        self.ask(name, |done| Event::Recover { recovery, done }).await?
+    }
+
+    /// Ends all threads. What was taken is durable then.
+    pub(super) fn stop(&self) {
+        for store in self.running.values() {
+            let _ = store.events.blocking_send(Event::Stop);
+        }
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("the thread of a store ended by a fault");
+            }
+        }
+    }
+}
