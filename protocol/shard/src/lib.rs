@@ -15,6 +15,7 @@
 //! | `log` | what a shard's log is made of: positions, stamps, entries |
 //! | `record` | an entry as the body of a record |
 //! | [`link`] | messages between a primary host and the backup |
+//! | [`host`] | the host's end of such a connection |
 //! | `tunnel` | flow of bytes from the backup to a shard's server |
 //! | `psa` | primary Slogger agent: sends what is committed at home, resends, knows what may be trimmed (5.2) |
 //! | `bsa` | backup Slogger agent: takes entries in order, says what is there, is closed by a recovery (5.3, 5.6) |
@@ -30,6 +31,7 @@
 
 mod apply;
 mod bsa;
+pub mod host;
 mod idle;
 pub mod link;
 mod log;
