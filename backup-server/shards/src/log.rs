@@ -11,8 +11,8 @@ use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::record::{HEADER_BYTES, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_shard::{
-    ApplyTo, Backup, Bsa, BsaError, Closing, LogIndex, LogPoint, NoShard, Order, Reply, ShardEntry,
-    Standing, Todo, Verdict, WatermarkService,
+    ApplyTo, Backup, Bsa, BsaError, Closing, Doubts, LogIndex, LogPoint, NoShard, Order, Reply,
+    ShardEntry, Standing, Todo, Verdict, WatermarkService,
 };
 use tidelock_storage::Storage;
 use tidelock_storage::json::FileError;
@@ -192,10 +192,10 @@ impl<S: Storage> StoreLog<S> {
         limits: Limits,
     ) -> Result<Self, StoreError> {
         let journal = Journal::create(storage, dir, State::of_store(shards), options)?;
-        Self::of(journal, limits)
+        Self::of(journal, limits, Doubts::default())
     }
 
-    /// Opens the journal of a store. Of an order to recover only its mark in the journal is known again.
+    /// Opens the journal of a store whose clocks were in doubt at these times. Of an order to recover only its mark in the journal is known again.
     ///
     /// # Errors
     /// The journal is damaged, cannot be read, or is of something else.
@@ -205,26 +205,27 @@ impl<S: Storage> StoreLog<S> {
         floor: Position,
         options: Options,
         limits: Limits,
+        doubts: Doubts,
     ) -> Result<(Self, Option<TornTail>), StoreError> {
         let opened = Journal::open(storage, dir, floor, options)?;
-        Ok((Self::of(opened.journal, limits)?, opened.torn))
+        Ok((Self::of(opened.journal, limits, doubts)?, opened.torn))
     }
 
     /// A store whose journal is durable as a whole.
-    fn of(journal: Journal<S>, limits: Limits) -> Result<Self, StoreError> {
+    fn of(journal: Journal<S>, limits: Limits, doubts: Doubts) -> Result<Self, StoreError> {
         let state = journal.state();
         if state.shards.is_empty() {
             return Err(StoreError::NoStore);
         }
         let closing = if state.recovered().is_some() { Closing::Closed } else { Closing::Open };
-        let applies = cut::at(&journal, state.watermark())?;
+        let applies = cut::at(&journal, doubts.before(state.watermark()))?;
         let shard = |(apply, end): (ApplyTo, &LogPoint)| {
             let log = Standing { append: *end, commit: *end };
             Shard { bsa: Bsa::leading(log, closing), apply }
         };
         let shards: Vec<_> = applies.into_iter().zip(&state.shards).map(shard).collect();
         let mut log = Self {
-            service: WatermarkService::new(shards.len() as u16),
+            service: WatermarkService::with_doubts(shards.len() as u16, doubts),
             updated: state.shards.iter().map(|end| end.stamp).max().unwrap_or_default(),
             journal,
             limits,
@@ -293,6 +294,18 @@ impl<S: Storage> StoreLog<S> {
     fn push(&mut self, item: Item) {
         self.queued_bytes += item.bytes();
         self.queue.push_back(item);
+    }
+
+    /// A clock of the primary site is in doubt: no cut is between these stamps from here on. The caller keeps that, with
+    /// what [`StoreLog::doubts`] says then, before anything with these stamps is written.
+    pub fn doubt(&mut self, after: Hlc, through: Hlc) {
+        self.service.doubt(after, through);
+    }
+
+    /// Times at which a clock was in doubt.
+    #[must_use]
+    pub fn doubts(&self) -> &Doubts {
+        self.service.doubts()
     }
 
     /// Tells the time by the backup's clock, in milliseconds since the Unix epoch.
@@ -396,7 +409,8 @@ impl<S: Storage> StoreLog<S> {
                     let bsa = Bsa::leading(log, Closing::Open);
                     self.shards.push(Shard { bsa, apply: ApplyTo::default() });
                 }
-                self.service = WatermarkService::new(shards);
+                let doubts = self.service.doubts().clone();
+                self.service = WatermarkService::with_doubts(shards, doubts);
                 touched.extend(self.numbers());
             }
         }
@@ -517,7 +531,7 @@ impl<S: Storage> StoreLog<S> {
         })
     }
 
-    /// The cut at a stamp that the watermark has reached.
+    /// The cut at a stamp that the watermark has reached; at the last one before it, if a clock was in doubt then.
     ///
     /// # Errors
     /// The watermark has not reached it, or the journal does not reach back so far.
@@ -526,6 +540,7 @@ impl<S: Storage> StoreLog<S> {
         if stamp > watermark {
             return Err(ReadError::Ahead { stamp, watermark });
         }
+        let stamp = self.service.doubts().before(stamp);
         let ends = cut::at(&self.journal, stamp)?.iter().map(ApplyTo::apply_to).collect();
         Ok(Cut { stamp, ends })
     }

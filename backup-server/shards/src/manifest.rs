@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
-use tidelock_shard::LogIndex;
 use tidelock_shard::link::Origin;
+use tidelock_shard::{Doubts, LogIndex};
 use tidelock_storage::Storage;
 use tidelock_storage::json::{self, FileError};
 use tidelock_wal::{Lsn, TimelineHistory, TimelineId};
@@ -24,6 +24,8 @@ pub(crate) struct Manifest {
     pub(crate) shards: Vec<String>,
     /// By number of the shard.
     pub(crate) origins: BTreeMap<u16, Origin>,
+    /// Stamps at which no cut is.
+    pub(crate) doubts: Doubts,
 }
 
 /// A log that is not the one that the backup has of a shard, or cannot go on from it.
@@ -95,7 +97,8 @@ pub enum OtherLog {
 impl Manifest {
     pub(crate) fn new(store: &str, shards: &[String]) -> Self {
         let (store, shards) = (store.to_owned(), shards.to_vec());
-        Self { format: FORMAT, store, shards, origins: BTreeMap::new() }
+        let (origins, doubts) = (BTreeMap::new(), Doubts::default());
+        Self { format: FORMAT, store, shards, origins, doubts }
     }
 
     pub(crate) fn read(storage: &impl Storage) -> Result<Option<Self>, FileError> {

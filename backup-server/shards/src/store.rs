@@ -144,7 +144,8 @@ impl<S: Storage> Store<S> {
         clock_bound_ms: u64,
     ) -> Result<Option<(Self, Option<TornTail>)>, StoreError> {
         let Some(manifest) = Manifest::read(&storage)? else { return Ok(None) };
-        let opened = StoreLog::open(storage.clone(), JOURNAL, Position::default(), options, limits);
+        let (floor, doubts) = (Position::default(), manifest.doubts.clone());
+        let opened = StoreLog::open(storage.clone(), JOURNAL, floor, options, limits, doubts);
         let (mut log, torn) = opened?;
         let (named, known) = (manifest.shards.len(), usize::from(log.shards()));
         if named < known {
@@ -233,7 +234,7 @@ impl<S: Storage> Store<S> {
         }
         match decode(frame) {
             Ok((shard, backup)) => self.backup(link, shard, backup, now_ms),
-            Err(Undecoded::Other(channel, message)) => self.message(link, channel, message),
+            Err(Undecoded::Other(channel, message)) => self.message(link, channel, message, now_ms),
             Err(Undecoded::Malformed) => {
                 Err(invalid("a record is no entry of the shard that its channel names"))
             }
@@ -273,6 +274,7 @@ impl<S: Storage> Store<S> {
         link: Link,
         channel: Channel,
         message: StoreMessage,
+        now_ms: u64,
     ) -> Result<(), Refusal> {
         match message {
             StoreMessage::Origin(origin) => self.origin(link, channel.0, origin),
@@ -282,6 +284,9 @@ impl<S: Storage> Store<S> {
                     led.stands = reason;
                 }
                 Ok(())
+            }
+            StoreMessage::Doubt { after, through } => {
+                self.doubt(link, channel.0, (after, through), now_ms)
             }
             StoreMessage::Beat { sent_at } => {
                 self.send(link, Channel(0), StoreMessage::Beaten { sent_at });
@@ -321,6 +326,28 @@ impl<S: Storage> Store<S> {
             host.shards.insert(shard, Led { origin, stands: None });
         }
         Ok(())
+    }
+
+    /// No cut is between these stamps: on record before entries that have them are taken.
+    fn doubt(
+        &mut self,
+        link: Link,
+        shard: u16,
+        (after, through): (Hlc, Hlc),
+        now_ms: u64,
+    ) -> Result<(), Refusal> {
+        if !self.hosts[&link].shards.contains_key(&shard) {
+            return Err(invalid(format!("shard {shard} has not said which log it ships")));
+        }
+        let judged = self.plausible.hlc("the end of a time of doubt", through, now_ms);
+        judged.map_err(|error| (RefusalKind::Implausible, error.to_string()))?;
+        self.log.doubt(after, through);
+        if *self.log.doubts() == self.manifest.doubts {
+            return Ok(());
+        }
+        let mut manifest = self.manifest.clone();
+        manifest.doubts = self.log.doubts().clone();
+        self.keep(manifest)
     }
 
     fn name_of(&self, shard: u16) -> &str {

@@ -220,6 +220,7 @@ impl HostEnd {
             | StoreMessage::Ask { .. }
             | StoreMessage::Jump { .. }
             | StoreMessage::Stands { .. }
+            | StoreMessage::Doubt { .. }
             | StoreMessage::Beat { .. } => {
                 return Err(LinkError::Protocol("a message that no backup sends"));
             }
@@ -234,6 +235,12 @@ impl HostEnd {
     /// Says why a shard's stamps stand still, or that they go on.
     pub fn stands(&mut self, shard: u16, reason: Option<String>) {
         frame::encode_control(Channel(shard), &StoreMessage::Stands { reason }, &mut self.out);
+    }
+
+    /// Says that no cut is between these stamps, before entries that have them.
+    pub fn doubt(&mut self, shard: u16, after: Hlc, through: Hlc) {
+        let doubt = StoreMessage::Doubt { after, through };
+        frame::encode_control(Channel(shard), &doubt, &mut self.out);
     }
 
     /// Sends a message of a shard's agent.

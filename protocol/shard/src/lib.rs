@@ -20,6 +20,7 @@
 //! | `psa` | primary Slogger agent: sends what is committed at home, resends, knows what may be trimmed (5.2) |
 //! | `bsa` | backup Slogger agent: takes entries in order, says what is there, is closed by a recovery (5.3, 5.6) |
 //! | `watermark` | watermark service: shard timestamp vector, watermark, final round (5.4, 5.6) |
+//! | `doubt` | stamps at which no cut is, because a clock was not believed |
 //! | `apply` | which committed entries may be applied (apply-to) |
 //! | `idle` | when a shard that has nothing to write appends a NOP (5.5.3) |
 //!
@@ -31,6 +32,7 @@
 
 mod apply;
 mod bsa;
+mod doubt;
 pub mod host;
 mod idle;
 pub mod link;
@@ -42,6 +44,7 @@ mod watermark;
 
 pub use apply::ApplyTo;
 pub use bsa::{Bsa, BsaError, Closing, Received, Todo};
+pub use doubt::Doubts;
 pub use idle::IdleShard;
 pub use log::{Entry, LogIndex, LogPoint, stamp_at, unix_ns_of};
 pub use psa::{Psa, PsaError, Step, Terms};

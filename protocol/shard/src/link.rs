@@ -122,6 +122,14 @@ pub enum StoreMessage {
         /// For people.
         reason: Option<String>,
     },
+    /// Host: a clock was not believed, so no cut is at a stamp later than `after` and earlier than `through`. Before the entries with
+    /// these stamps.
+    Doubt {
+        /// The last stamp before.
+        after: Hlc,
+        /// The stamp of what was placed meanwhile.
+        through: Hlc,
+    },
     /// Host, on channel 0: it is there.
     Beat {
         /// The host's clock when it was sent; comes back as it is.
@@ -217,6 +225,7 @@ impl Control for StoreMessage {
             ),
             Self::Jump { after, to, .. } => holds(to.index > *after, "a jump that goes back"),
             Self::Refused { .. }
+            | Self::Doubt { .. }
             | Self::Ask { .. }
             | Self::Reply(_)
             | Self::Progress { .. }

@@ -6,6 +6,7 @@
 //! A recovery (5.6) closes the log of every shard, for good, and then the final watermark is the least stamp at which one was
 //! closed. Nothing can be committed there later, so every instance that hears of all shards finds the same.
 
+use crate::doubt::Doubts;
 use thiserror::Error;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
@@ -57,6 +58,7 @@ struct Slot {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WatermarkService {
     shards: Vec<Slot>,
+    doubts: Doubts,
     /// A disaster was declared, or an earlier instance had heard of one.
     is_recovery: bool,
 }
@@ -65,7 +67,13 @@ impl WatermarkService {
     /// A service for a store of so many shards that has heard of none yet.
     #[must_use]
     pub fn new(shards: u16) -> Self {
-        Self { shards: vec![Slot::default(); shards.into()], is_recovery: false }
+        Self::with_doubts(shards, Doubts::default())
+    }
+
+    /// The same of a store whose clocks were in doubt.
+    #[must_use]
+    pub fn with_doubts(shards: u16, doubts: Doubts) -> Self {
+        Self { shards: vec![Slot::default(); shards.into()], doubts, is_recovery: false }
     }
 
     /// A shard reports. True: [`WatermarkService::order`] has changed, for all shards.
@@ -84,6 +92,18 @@ impl WatermarkService {
         // A recovery that has closed a shard must end, also if the service that has begun it is dead.
         self.is_recovery |= report.is_closed;
         Ok(before != self.order())
+    }
+
+    /// A clock of the primary site is in doubt: no watermark is between these stamps. The watermark of now stays.
+    pub fn doubt(&mut self, after: Hlc, through: Hlc) {
+        let after = after.max(self.watermark().unwrap_or_default());
+        self.doubts.add(after, through);
+    }
+
+    /// Times of doubt: to be kept with the logs.
+    #[must_use]
+    pub fn doubts(&self) -> &Doubts {
+        &self.doubts
     }
 
     /// A disaster was declared.
@@ -107,7 +127,8 @@ impl WatermarkService {
     }
 
     fn least(&self, counts: impl Fn(&Slot) -> bool) -> Option<Hlc> {
-        self.shards.iter().filter(|slot| counts(slot)).map(|slot| slot.lcommit).min()
+        let least = self.shards.iter().filter(|slot| counts(slot)).map(|slot| slot.lcommit).min();
+        least.map(|least| self.doubts.before(least))
     }
 
     /// The watermark: entries up to this stamp may be applied.

@@ -218,6 +218,12 @@ fn without_room_the_shape_stays_and_the_host_may_come_again() {
     say(&mut store, HOST, 0, StoreMessage::Origin(origin(2, "1\t0/A\tpromoted\n")));
     assert_eq!(end_of(&mut store, HOST), Some(RefusalKind::Quota));
     assert_eq!(store.origin_of(0), Some(&origin(1, "")));
+    for _ in 0..2 {
+        store.connected(HOST, "h0", &names(&["s0", "s1"])).unwrap();
+        say(&mut store, HOST, 0, StoreMessage::Origin(origin(1, "")));
+        say(&mut store, HOST, 0, StoreMessage::Doubt { after: Hlc(1), through: Hlc(4) });
+        assert_eq!(end_of(&mut store, HOST), Some(RefusalKind::Quota), "it is not on record");
+    }
     store.connected(HOST, "h0", &names(&["s0", "s1"])).unwrap();
     say(&mut store, HOST, 0, StoreMessage::Origin(origin(1, "")));
     ship(&mut store, HOST, 0, &message(0, vec![entry(10, 5)]));
@@ -271,6 +277,35 @@ fn a_tunnel_leads_to_the_host_that_ships_the_shard_and_ends_with_its_connection(
         |of: &Output| matches!(of, Output::Tunnel(of, TunnelEvent::Closed(Some(_))) if *of == id);
     assert!(outputs.iter().any(closed));
     assert_eq!(store.tunnel_room(id), 0);
+}
+
+/// What was placed while a clock was not believed may be older than its stamp says.
+#[test]
+fn no_cut_is_in_a_time_of_doubt_also_after_a_restart() {
+    let disk = Memory::new();
+    let mut store = served(&disk);
+    ship(&mut store, HOST, 0, &message(0, vec![entry(10, 5)]));
+    ship(&mut store, HOST, 1, &message(0, vec![entry(10, 5)]));
+    settle(&mut store);
+    say(&mut store, HOST, 0, StoreMessage::Doubt { after: Hlc(5), through: Hlc(40) });
+    ship(&mut store, HOST, 0, &message(10, vec![entry(20, 40), entry(30, 50)]));
+    ship(&mut store, HOST, 1, &message(10, vec![entry(20, 20), entry(30, 39)]));
+    settle(&mut store);
+    assert_eq!(store.status().watermark, Some(Hlc(5)));
+    assert_eq!(store.status().shards[1].apply_to, LogIndex(10), "20 may know what 40 is");
+    let again = open(&disk.crash(&mut || false)).unwrap();
+    assert_eq!(
+        (again.status().watermark, again.status().shards[1].apply_to),
+        (Some(Hlc(5)), LogIndex(10))
+    );
+    ship(&mut store, HOST, 1, &message(30, vec![entry(40, 45)]));
+    settle(&mut store);
+    assert_eq!(store.status().watermark, Some(Hlc(45)));
+    assert_eq!(store.log().cut_at(Hlc(39)).unwrap().stamp, Hlc(5), "also of the past");
+    assert_eq!(store.log().cut_at(Hlc(40)).unwrap().ends, [LogIndex(20), LogIndex(30)]);
+    store.recover(RECOVERY);
+    settle(&mut store);
+    assert_eq!(store.status().recovered, Some(Hlc(45)));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Payload;
-use tidelock_shard::{Backup, Entry, LogIndex, LogPoint, Reply, Standing, Verdict};
+use tidelock_shard::{Backup, Doubts, Entry, LogIndex, LogPoint, Reply, Standing, Verdict};
 use tidelock_storage::memory::{Faults, Memory, each_power_loss};
 use tidelock_store::journal::{Options, Position};
 
@@ -28,7 +28,9 @@ fn create(disk: &Memory, shards: u16, limits: Limits) -> StoreLog<Memory> {
 
 fn open(disk: &Memory) -> StoreLog<Memory> {
     let limits = Limits::default();
-    StoreLog::open(disk.clone(), "s", Position::default(), OPTIONS, limits).unwrap().0
+    StoreLog::open(disk.clone(), "s", Position::default(), OPTIONS, limits, Doubts::default())
+        .unwrap()
+        .0
 }
 
 /// Takes entries, the first of which begins at `after`.
@@ -110,7 +112,14 @@ fn whatever_a_power_loss_leaves_has_all_that_was_answered() {
     };
     let mut finals = 0;
     let disks = each_power_loss(live, |(is_made, answered, last), disk| {
-        let opened = StoreLog::open(disk, "s", Position::default(), OPTIONS, Limits::default());
+        let opened = StoreLog::open(
+            disk,
+            "s",
+            Position::default(),
+            OPTIONS,
+            Limits::default(),
+            Doubts::default(),
+        );
         if !*is_made {
             return;
         }
