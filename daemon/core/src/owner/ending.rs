@@ -126,7 +126,11 @@ impl<D: Driver> Owner<D> {
         let has_peers = matches!(self.several, Some(Several { form: Form::Hlc, .. }));
         let may_tell = has_peers && self.attached && self.sequencer.is_started();
         let clocks = Clocks { now: self.now, wall_ms: self.wall_ms };
-        if draining.ends && may_tell && !draining.last_word.say(&mut self.sequencer, clocks) {
+        let frontier = self.idling.frontier.max(self.port.frontier());
+        if draining.ends
+            && may_tell
+            && !draining.last_word.say(&mut self.sequencer, frontier, clocks)
+        {
             return self.arm_tick();
         }
         let (reply, ends) = (draining.reply.take(), draining.ends);

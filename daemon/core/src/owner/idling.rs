@@ -11,6 +11,7 @@ use super::replication::Clocks;
 use crate::ceiling;
 use crate::sequencer::Sequencer;
 use std::time::Duration;
+use tidelock_protocol::bounds::CLOCK_BOUND_MS;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 
@@ -51,8 +52,9 @@ impl Idling {
 /// What a writer says at its end to those on other hosts, which may be about to end, too.
 ///
 /// In the HLC form each of them waits until every writer has passed what it has admitted. Who has left passes nothing
-/// any more. So its last record is idle and ahead of its clock by [`LastWord::AHEAD_MS`]: whoever ends at the same time has
-/// admitted nothing that is later. The next run begins above it, as after every clean end.
+/// any more. So its last record is idle and ahead by [`LastWord::AHEAD_MS`] of its clock and of the frontier, because another
+/// host's clock may be the one that is ahead: whoever ends at the same time has admitted nothing that is later. The
+/// next run begins above it, as after every clean end.
 #[derive(Debug, Default)]
 pub struct LastWord {
     is_wanted: bool,
@@ -65,12 +67,16 @@ impl LastWord {
 
     /// Says it, once it may: its time must be on record first. Returns whether it was said before; then all is done when
     /// it is durable.
-    pub fn say(&mut self, sequencer: &mut Sequencer, clocks: Clocks) -> bool {
+    pub fn say(&mut self, sequencer: &mut Sequencer, frontier: Hlc, clocks: Clocks) -> bool {
         if self.is_said {
             return true;
         }
         if !std::mem::replace(&mut self.is_wanted, true) {
-            sequencer.observe(Hlc::new(clocks.wall_ms + Self::AHEAD_MS, 0));
+            // Never so far ahead that the backup would refuse it.
+            let most_ms = clocks.wall_ms + CLOCK_BOUND_MS - Self::AHEAD_MS;
+            let frontier_ms = frontier.physical_ms().min(most_ms);
+            let ahead_ms = frontier_ms.max(clocks.wall_ms) + Self::AHEAD_MS;
+            sequencer.observe(Hlc::new(ahead_ms, 0));
         }
         if !sequencer.waits_for_ceiling() {
             sequencer.idle(clocks.now, clocks.wall_ms);
@@ -115,16 +121,40 @@ mod tests {
         // An hour without a write: what is on record is far behind.
         let hour_ms = 3_600_000;
         let mut word = LastWord::default();
-        assert!(!word.say(&mut sequencer, clocks(hour_ms)) && sequencer.waits_for_ceiling());
-        assert!(!word.say(&mut sequencer, clocks(hour_ms + 5)));
+        assert!(
+            !word.say(&mut sequencer, Hlc(0), clocks(hour_ms)) && sequencer.waits_for_ceiling()
+        );
+        assert!(!word.say(&mut sequencer, Hlc(0), clocks(hour_ms + 5)));
         assert_eq!(sequencer.last_seq(), Seq(7), "it waits");
         let ceiling_ms = ceiling::raised(3_000, sequencer.greatest_hlc(), hour_ms + 10);
         sequencer.set_ceiling(ceiling_ms, MonoNanos(1), hour_ms + 10);
-        assert!(!word.say(&mut sequencer, clocks(hour_ms + 10)));
+        assert!(!word.say(&mut sequencer, Hlc(0), clocks(hour_ms + 10)));
         assert_eq!(sequencer.last_seq(), Seq(8));
         assert!(sequencer.last_hlc() > Hlc::new(hour_ms + LastWord::AHEAD_MS, 0));
         assert!(sequencer.last_hlc().physical_ms() <= ceiling_ms);
-        assert!(word.say(&mut sequencer, clocks(hour_ms + 20)), "it was said");
+        assert!(word.say(&mut sequencer, Hlc(0), clocks(hour_ms + 20)), "it was said");
         assert_eq!(sequencer.last_seq(), Seq(8), "once");
+    }
+
+    #[test]
+    fn the_last_word_is_ahead_of_what_others_have_said_too() {
+        let said = |heard_ms| {
+            let mut sequencer = Sequencer::new(Settings {
+                writer: WriterId(0),
+                mode: Mode::Pipelined,
+                backlog_limit_bytes: 1 << 20,
+                lock_align_bytes: 512,
+            });
+            sequencer.set_ceiling(u64::MAX >> 16, MonoNanos(1), 1_000);
+            sequencer.start(Epoch(1), Seq(7), Hlc::new(1_000, 0), MonoNanos(1), 1_000);
+            let mut word = LastWord::default();
+            let clocks = Clocks { now: MonoNanos(1), wall_ms: 1_000 };
+            assert!(!word.say(&mut sequencer, Hlc::new(heard_ms, 0), clocks));
+            sequencer.last_hlc().physical_ms()
+        };
+        assert_eq!(said(1_500), 1_500 + LastWord::AHEAD_MS);
+        assert_eq!(said(500), 1_000 + LastWord::AHEAD_MS);
+        let bound_ms = 1_000 + CLOCK_BOUND_MS;
+        assert_eq!(said(bound_ms - 10), bound_ms, "as far as the backup takes it");
     }
 }
