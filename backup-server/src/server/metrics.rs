@@ -14,6 +14,8 @@ use prometheus_client::registry::Registry as Metrics;
 use std::sync::Arc;
 use tidelock_protocol::message::CopyState;
 use tidelock_replica::group::GroupStatus;
+use tidelock_shard::unix_ns_of;
+use tidelock_shard_logs::StoreStatus;
 use tokio::net::TcpListener;
 
 type Labels = Vec<(&'static str, String)>;
@@ -51,11 +53,17 @@ pub async fn run(listener: TcpListener, registry: Arc<Registry>) {
 
 async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
     let certificate = registry.config().certificate_valid_for().map(|valid| valid.as_secs());
-    let text = render(&control::statuses(&registry).await, certificate);
+    let stores = registry.stores().statuses().await;
+    let stores: Vec<_> = stores.into_iter().filter_map(Result::ok).collect();
+    let text = render(&control::statuses(&registry).await, &stores, certificate);
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 
-fn render(groups: &[GroupStatus], certificate_valid_s: Option<u64>) -> String {
+fn render(
+    groups: &[GroupStatus],
+    stores: &[StoreStatus],
+    certificate_valid_s: Option<u64>,
+) -> String {
     let mut metrics = Metrics::with_prefix("tidelock_backup");
     if let Some(valid_s) = certificate_valid_s {
         let gauge = Gauge::<i64>::default();
@@ -87,20 +95,91 @@ fn render(groups: &[GroupStatus], certificate_valid_s: Option<u64>) -> String {
     metrics.register("committed_seq", "Entry of the committed vector", committed);
     metrics.register("connected", "1 if the member is attached", connected);
     metrics.register("whole", "1 if its disks are wholly here", whole);
+    of_stores(stores, &mut metrics);
     let mut text = String::new();
     encode(&mut text, &metrics).expect("a string takes everything");
     text
 }
 
+fn of_stores(stores: &[StoreStatus], metrics: &mut Metrics) {
+    let [recovered, lag, journal, shipped, stands, durable, apply_to] =
+        std::array::from_fn(|_| Family::<Labels, Gauge>::default());
+    for store in stores {
+        let labels = vec![("store", store.store.clone())];
+        let set = |family: &Family<Labels, Gauge>, value: u64| {
+            family.get_or_create(&labels).set(value as i64);
+        };
+        set(&recovered, u64::from(store.recovered.is_some()));
+        set(&journal, store.journal_bytes);
+        if let Some(watermark) = store.watermark {
+            let ns = unix_ns_of(store.updated).saturating_sub(unix_ns_of(watermark));
+            set(&lag, ns / 1000);
+        }
+        for shard in &store.shards {
+            let labels = vec![("store", store.store.clone()), ("shard", shard.name.clone())];
+            let set = |family: &Family<Labels, Gauge>, value: u64| {
+                family.get_or_create(&labels).set(value as i64);
+            };
+            set(&shipped, u64::from(shard.host.is_some()));
+            set(&stands, u64::from(shard.stands.is_some()));
+            set(&durable, shard.durable.0);
+            set(&apply_to, shard.apply_to.0);
+        }
+    }
+    metrics.register("store_recovered", "1 if the store was recovered here", recovered);
+    let help = "By how much the watermark is behind the newest update";
+    metrics.register("store_watermark_lag_microseconds", help, lag);
+    metrics.register("store_journal_bytes", "Bytes of the journal", journal);
+    metrics.register("shard_shipped", "1 if a host that leads it is connected", shipped);
+    metrics.register("shard_stands", "1 if its stamps stand still", stands);
+    metrics.register("shard_durable", "End of what is durable, as the store counts", durable);
+    metrics.register("shard_apply_to", "End of what may be applied, as the store counts", apply_to);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidelock_shard::{LogIndex, stamp_at};
+    use tidelock_shard_logs::ShardStatus;
 
     #[test]
     fn a_broken_group_shows() {
-        let text = render(&[GroupStatus::of_broken("shop", "damaged")], Some(7));
+        let text = render(&[GroupStatus::of_broken("shop", "damaged")], &[], Some(7));
         assert!(text.contains("tidelock_backup_broken{group=\"shop\"} 1"), "{text}");
         assert!(text.contains("tidelock_backup_certificate_valid_seconds 7"), "{text}");
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn a_store_shows_its_lag_and_each_shard() {
+        let at = |ms: u64| stamp_at(ms * 1_000_000);
+        let shard = ShardStatus {
+            name: "s0".to_owned(),
+            host: None,
+            stands: Some("the clock is not believed".to_owned()),
+            timeline: Some(1),
+            received: LogIndex(90),
+            durable: LogIndex(80),
+            stamp: at(7),
+            apply_to: LogIndex(70),
+        };
+        let store = StoreStatus {
+            store: "orders".to_owned(),
+            shards: vec![shard],
+            watermark: Some(at(5)),
+            updated: at(7),
+            held_back_by: Some("s0".to_owned()),
+            recovered: None,
+            journal_bytes: 1,
+        };
+        let text = render(&[], &[store], None);
+        for line in [
+            "store_watermark_lag_microseconds{store=\"orders\"} 2000",
+            "shard_shipped{store=\"orders\",shard=\"s0\"} 0",
+            "shard_stands{store=\"orders\",shard=\"s0\"} 1",
+            "shard_durable{store=\"orders\",shard=\"s0\"} 80",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
     }
 }
