@@ -86,6 +86,7 @@ fn line(item: &WalItem) -> Value {
         Kind::Overwrites { .. } => "OVERWRITES",
         Kind::EndOfRecovery(_) => "END_OF_RECOVERY",
         Kind::ShutdownCheckpoint(_) => "SHUTDOWN_CHECKPOINT",
+        Kind::Message { .. } => "MESSAGE",
         Kind::Transaction(transaction) => match transaction.ending {
             Ending::Commit => "COMMIT",
             Ending::Abort => "ABORT",

@@ -6,7 +6,9 @@
 
 use crate::item::{Ending, Gid, Kind, TimelineChange, Transaction, TwoPhase, Xid};
 use crate::lsn::Lsn;
-use crate::record::{Head, MANAGER_LOG, MANAGER_TRANSACTIONS, u16_at, u32_at, u64_at};
+use crate::record::{
+    Head, MANAGER_LOG, MANAGER_MESSAGES, MANAGER_TRANSACTIONS, u16_at, u32_at, u64_at,
+};
 use crate::stamp::PgTimestamp;
 use crate::timeline::TimelineId;
 
@@ -36,6 +38,10 @@ const COMMIT_PREPARED: u8 = 0x30;
 const ABORT_PREPARED: u8 = 0x40;
 const HAS_FLAGS: u8 = 0x80;
 
+/// Bits of the info of a message, and their value.
+const KIND_OF_MESSAGE: u8 = 0xf0;
+const MESSAGE: u8 = 0x00;
+
 /// Flags of the parts that follow a stamp.
 const PLACE: u32 = 1 << 0;
 const SUBTRANSACTIONS: u32 = 1 << 1;
@@ -54,6 +60,8 @@ const LISTS: [(u32, u64); 4] =
 
 const PREPARE_MAGIC: u32 = 0x57f9_4534;
 const PREPARE_BYTES: usize = 72;
+/// The fixed part of a message.
+const MESSAGE_BYTES: usize = 24;
 
 /// The data is not what the head of the record says.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,6 +77,7 @@ enum Subject {
     ShutdownCheckpoint,
     EndOfRecovery,
     Overwrites,
+    Message,
 }
 
 /// A field that is gathered.
@@ -96,6 +105,10 @@ enum Field {
     GivenUp,
     /// A position or a stamp, and two timelines.
     Timelines,
+    /// The fixed part of a message.
+    Message,
+    /// The prefix of a message, with its zero byte.
+    Prefix,
 }
 
 /// Reads the data of one record.
@@ -117,6 +130,8 @@ pub(crate) struct Content {
     two_phase: Option<TwoPhase>,
     given_up: Lsn,
     timelines: TimelineChange,
+    is_transactional: bool,
+    prefix: Box<[u8]>,
 }
 
 impl Content {
@@ -136,6 +151,8 @@ impl Content {
             two_phase: None,
             given_up: Lsn(0),
             timelines: TimelineChange { timeline: TimelineId(0), before: TimelineId(0) },
+            is_transactional: false,
+            prefix: Box::default(),
         })
     }
 
@@ -178,6 +195,10 @@ impl Content {
             Subject::ShutdownCheckpoint => Kind::ShutdownCheckpoint(self.timelines),
             Subject::EndOfRecovery => Kind::EndOfRecovery(self.timelines),
             Subject::Overwrites => Kind::Overwrites { given_up: self.given_up },
+            Subject::Message => {
+                let (is_transactional, prefix) = (self.is_transactional, self.prefix);
+                Kind::Message { is_transactional, prefix }
+            }
         })
     }
 
@@ -204,6 +225,7 @@ impl Content {
                     Subject::Transaction(Ending::Prepare) => (Field::Prepare, PREPARE_BYTES),
                     Subject::Transaction(_) => (Field::Stamp, 8),
                     Subject::Overwrites => (Field::GivenUp, 8),
+                    Subject::Message => (Field::Message, MESSAGE_BYTES),
                     Subject::ShutdownCheckpoint | Subject::EndOfRecovery => (Field::Timelines, 16),
                 };
                 if u64::from(length) == behind { Ok(Some(next)) } else { Err(NotAsAnnounced) }
@@ -252,6 +274,20 @@ impl Content {
                     TimelineChange { timeline: TimelineId(timeline), before: TimelineId(before) };
                 Ok(None)
             }
+            Field::Message => {
+                self.is_transactional = gathered[4] != 0;
+                let (prefix, message) = (u64_at(&gathered, 8), u64_at(&gathered, 16));
+                if prefix == 0 || prefix.checked_add(message) != Some(behind) {
+                    return Err(NotAsAnnounced);
+                }
+                let kept = usize::try_from(prefix).unwrap_or(usize::MAX).min(FIELD_BYTES_MAX);
+                Ok(Some((Field::Prefix, kept)))
+            }
+            Field::Prefix => {
+                let prefix = gathered[..len].split(|&byte| byte == 0).next();
+                self.prefix = prefix.unwrap_or_default().into();
+                Ok(None)
+            }
         }
     }
 
@@ -282,7 +318,10 @@ impl Content {
         match self.subject {
             Subject::Transaction(Ending::Prepare) => true,
             Subject::Transaction(_) => behind == self.skip + origin,
-            Subject::ShutdownCheckpoint | Subject::EndOfRecovery | Subject::Overwrites => true,
+            Subject::ShutdownCheckpoint
+            | Subject::EndOfRecovery
+            | Subject::Overwrites
+            | Subject::Message => true,
         }
     }
 
@@ -310,6 +349,7 @@ fn subject(head: &Head) -> Option<Subject> {
         (MANAGER_LOG, END_OF_RECOVERY) => Some(Subject::EndOfRecovery),
         (MANAGER_LOG, OVERWRITES) => Some(Subject::Overwrites),
         (MANAGER_TRANSACTIONS, _) => ending(head.info).map(Subject::Transaction),
+        (MANAGER_MESSAGES, _) if head.info & KIND_OF_MESSAGE == MESSAGE => Some(Subject::Message),
         _ => None,
     }
 }

@@ -66,6 +66,13 @@ pub enum Kind {
     EndOfRecovery(TimelineChange),
     /// A server was shut down, or has ended its recovery with a checkpoint. The timeline changes only then.
     ShutdownCheckpoint(TimelineChange),
+    /// A client has put a message into the log (`pg_logical_emit_message`).
+    Message {
+        /// True if the message counts only once its transaction commits.
+        is_transactional: bool,
+        /// The prefix that the client gave, cut off after 200 bytes.
+        prefix: Box<[u8]>,
+    },
 }
 
 /// The timeline of a record, and the one before it; the same, if the timeline does not change.

@@ -67,7 +67,7 @@
 //! | 4 | 4 | transaction |
 //! | 8 | 8 | where the record before begins |
 //! | 16 | 1 | info: the upper four bits belong to the resource manager |
-//! | 17 | 1 | resource manager: 0 the log itself, 1 transactions |
+//! | 17 | 1 | resource manager: 0 the log itself, 1 transactions, 21 messages |
 //! | 18 | 2 | zeroes |
 //! | 20 | 4 | CRC-32C of the data and then of the first 20 bytes of this head |
 //! | 24 | | data |
@@ -107,6 +107,9 @@
 //!
 //! The end of a recovery (manager 0, info 90): stamp (8), timeline (4), timeline before (4). A checkpoint at a shutdown
 //! (manager 0, info 00): position (8), timeline (4), timeline before (4), and more.
+//!
+//! A message (manager 21, info 00): database (4 bytes), 1 if it belongs to its transaction (1), unused (3), length of the
+//! prefix with its zero byte (8), length of the message (8), both.
 //!
 //! Stamps count microseconds since 2000-01-01 00:00 UTC.
 

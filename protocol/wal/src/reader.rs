@@ -136,6 +136,12 @@ impl WalReader {
         self
     }
 
+    /// Goes on with another history: the server, or the one that took its place, has begun a new timeline. What was read
+    /// must be in it; the caller knows that from its server.
+    pub fn follow(&mut self, history: TimelineHistory) {
+        self.history = history;
+    }
+
     /// Reads the next bytes of the stream.
     pub fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.failed.is_none() {

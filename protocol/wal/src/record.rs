@@ -15,6 +15,8 @@ pub(crate) const CHECKED_BYTES: usize = 20;
 pub(crate) const MANAGER_LOG: u8 = 0;
 /// The manager of transactions' records.
 pub(crate) const MANAGER_TRANSACTIONS: u8 = 1;
+/// The manager of messages that clients put into the log.
+pub(crate) const MANAGER_MESSAGES: u8 = 21;
 
 /// The head of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::random::ended;
 use super::*;
 use tidelock_wal::{Ending, Fault, Kind, PgTimestamp, Xid};
-use writer::{LOG, Parts, TRANSACTIONS, end, part, prepare};
+use writer::{LOG, MESSAGES, Parts, TRANSACTIONS, end, part, prepare};
 
 const STAMP: i64 = 849_361_606_123_456;
 const ENDINGS: [Ending; 4] =
@@ -59,6 +59,33 @@ fn what_stands_behind_long_lists_is_found() {
         writer.content(TRANSACTIONS, info, 0, &content, kind);
         writer.other(10);
         check(&writer);
+    }
+}
+
+/// Content of a message, with lengths that may be wrong.
+fn message(transactional: u8, prefix: &[u8], lengths: [u64; 2], text: &[u8]) -> Vec<u8> {
+    let [prefix_len, text_len] = lengths.map(u64::to_le_bytes);
+    [&[9, 9, 0, 0, transactional, 1, 2, 3], &prefix_len[..], &text_len, prefix, text].concat()
+}
+
+#[test]
+fn messages_of_clients_have_their_prefix() {
+    let mut writer = Writer::new(START);
+    for (transactional, prefix, text) in [
+        (1, &b"tidelock\0"[..], vec![]),
+        (0, b"\0", vec![7; 300]),
+        (1, &[&[b'p'; 500][..], b"\0"].concat(), vec![7; 20_000]),
+    ] {
+        let lengths = [prefix.len() as u64, text.len() as u64];
+        let content = message(transactional, prefix, lengths, &text);
+        let prefix = prefix[..(prefix.len() - 1).min(200)].into();
+        let kind = Kind::Message { is_transactional: transactional == 1, prefix };
+        writer.content(MESSAGES, 0, 800, &content, kind);
+    }
+    writer.record(MESSAGES, 0x10, 800, &[1, 2, 3], Kind::Other);
+    check(&writer);
+    for lengths in [[0, 12], [9, 4], [u64::MAX, 4], [13, 0]] {
+        refused(MESSAGES, 0, &part(&message(1, b"tidelock\0", lengths, b"abc")));
     }
 }
 
