@@ -17,6 +17,13 @@ pub struct ServerError {
     pub text: String,
 }
 
+impl ServerError {
+    /// True of an error after which the server ends the connection, by the class of its SQLSTATE.
+    pub(crate) fn ends_session(&self) -> bool {
+        self.sqlstate.starts_with("57P") || self.sqlstate.starts_with("08")
+    }
+}
+
 impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the server says: {} ({})", self.text, self.sqlstate)
@@ -44,6 +51,8 @@ pub enum Phase {
     End,
     /// The connection waits for the owner of the receiver.
     Idle,
+    /// A query of a client that is no replication client.
+    Query,
 }
 
 impl fmt::Display for Phase {
@@ -58,6 +67,7 @@ impl fmt::Display for Phase {
             Phase::Stream => "while the log streamed",
             Phase::End => "at the end of a timeline",
             Phase::Idle => "while nothing was asked",
+            Phase::Query => "during a query",
         })
     }
 }

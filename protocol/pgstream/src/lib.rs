@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `receiver` | the client's end |
 //! | `login` | its login |
+//! | `sql` | a client of the simple query protocol, to look at a server |
 //! | `failure`, `server_error` | reasons for which it gives up, and errors of a server by SQLSTATE |
 //! | `sender` | the server's end |
 //! | `access`, `scram` | its login, and the server's side of SCRAM-SHA-256 |
@@ -94,6 +95,7 @@ mod receiver;
 mod scram;
 mod sender;
 mod server_error;
+mod sql;
 mod terms;
 
 pub use access::{Access, Client, Proof};
@@ -104,4 +106,5 @@ pub use login::{Login, LoginError, PasswordMethod};
 pub use receiver::{Event, Identity, NotIdle, Receiver, SlotUse, Start};
 pub use scram::{ScramVerifier, ScramVerifierError};
 pub use sender::{NotWanted, Sender, SenderEnd, SenderEvent, Served, StandbyStatus, Wanted};
+pub use sql::{Row, SqlClient, SqlEvent};
 pub use terms::{Now, Position, SlotName, SlotNameError, Timing};

@@ -12,6 +12,8 @@ pub const OUTPUT_BYTES_HIGH: usize = 1 << 20;
 pub const STATUS_BACKLOG_BYTES: usize = 4 << 10;
 /// Most bytes of a peer's text that an error carries.
 pub const TEXT_BYTES_MAX: usize = 400;
+/// Most rows of an answer to a query.
+pub const ANSWER_ROWS_MAX: usize = 1000;
 /// Most columns of a row that are looked at. No answer that is asked for has more than four.
 pub(crate) const COLUMNS_MAX: usize = 16;
 /// Most requests for encryption before the start-up message: one for each of the two kinds.

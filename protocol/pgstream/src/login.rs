@@ -36,7 +36,9 @@ pub struct Login {
 
 /// A login that cannot be written into a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("user, password and application name cannot contain a zero byte, and a user has a name")]
+#[error(
+    "user, password, database and application name cannot contain a zero byte, and a user has a name"
+)]
 pub struct LoginError;
 
 impl fmt::Debug for Login {
@@ -46,18 +48,28 @@ impl fmt::Debug for Login {
 }
 
 impl Login {
-    /// Writes the start-up message.
+    /// Writes the start-up message of a replication client.
     pub(crate) fn write_startup(&self, output: &mut BytesMut) -> Result<(), LoginError> {
+        self.write_startup_of("replication", &[("replication", "true")], output)
+    }
+
+    /// Writes the start-up message of a client of a database, with settings of the session.
+    pub(crate) fn write_startup_of(
+        &self,
+        database: &str,
+        settings: &[(&str, &str)],
+        output: &mut BytesMut,
+    ) -> Result<(), LoginError> {
         let password = self.password.as_deref().unwrap_or("");
         if self.user.is_empty() || password.contains('\0') {
             return Err(LoginError);
         }
         let parameters = [
             ("user", self.user.as_str()),
-            ("database", "replication"),
-            ("replication", "true"),
+            ("database", database),
             ("application_name", &self.application_name),
         ];
+        let parameters = parameters.into_iter().chain(settings.iter().copied());
         frontend::startup_message(parameters, output).map_err(|_| LoginError)
     }
 }

@@ -152,6 +152,10 @@ pub struct Receiver {
     segment_bytes: u32,
     identity: Option<Identity>,
     order: Start,
+    /// History of the server's timeline, if it has been asked for.
+    history: Option<TimelineHistory>,
+    /// True while the history is asked for by itself.
+    wants_history_only: bool,
     slot_was_created: bool,
     slot_keeps_nothing: bool,
     /// Timeline that streams, and position of the next byte.
@@ -201,6 +205,8 @@ impl Receiver {
             segment_bytes: 0,
             identity: None,
             order: Start { slot: None, from: None },
+            history: None,
+            wants_history_only: false,
             slot_was_created: false,
             slot_keeps_nothing: false,
             next: nowhere,
@@ -292,6 +298,29 @@ impl Receiver {
         self.applied = self.applied.max(applied.min(self.flushed));
     }
 
+    /// Asks for the history of the server's timeline, after [`Event::Identified`]: [`Event::History`] comes, and the server
+    /// waits for a start again. A first timeline has none, and nothing comes.
+    ///
+    /// # Errors
+    /// The server is not idle.
+    pub fn ask_history(&mut self) -> Result<(), NotIdle> {
+        if !matches!(self.state, State::Idle) || self.failure.is_some() {
+            return Err(NotIdle);
+        }
+        if self.end.timeline > TimelineId(1) {
+            self.heard = self.now.mono;
+            self.wants_history_only = true;
+            self.ask(Question::History);
+        }
+        Ok(())
+    }
+
+    /// Tells that nothing is read from the server on purpose: its silence means nothing up to now.
+    pub fn not_reading(&mut self) {
+        self.heard = self.now.mono;
+        self.status.has_asked = false;
+    }
+
     /// Orders the stream, after [`Event::Identified`].
     ///
     /// # Errors
@@ -304,7 +333,12 @@ impl Receiver {
         self.order = order;
         self.slot_was_created = false;
         self.slot_keeps_nothing = false;
-        if self.end.timeline > TimelineId(1) {
+        let known = self.history.take().filter(|known| known.current() == self.end.timeline);
+        if let Some(history) = known {
+            if let Err(failure) = self.history_known(Some(&history)) {
+                self.failure = Some(failure);
+            }
+        } else if self.end.timeline > TimelineId(1) {
             self.ask(Question::History);
         } else if let Err(failure) = self.history_known(None) {
             self.failure = Some(failure);
@@ -533,7 +567,12 @@ impl Receiver {
                 let file = column(1).ok_or(malformed)?;
                 let timeline = self.end.timeline;
                 let history = TimelineHistory::parse(timeline, &file)?;
-                self.history_known(Some(&history))?;
+                if std::mem::take(&mut self.wants_history_only) {
+                    self.history = Some(history.clone());
+                    self.state = State::Idle;
+                } else {
+                    self.history_known(Some(&history))?;
+                }
                 return Ok(Some(Event::History { timeline, file, history }));
             }
             Question::Slot => return self.slot_read(&column(0), &text(1), &text(2)),
@@ -711,12 +750,12 @@ impl Receiver {
     }
 }
 
-fn decoded(whole: &mut BytesMut) -> Option<Message> {
+pub(crate) fn decoded(whole: &mut BytesMut) -> Option<Message> {
     Message::parse(whole).ok().flatten()
 }
 
 /// The columns of a row, as many as are looked at.
-fn columns(row: &DataRowBody) -> Option<Vec<Option<Bytes>>> {
+pub(crate) fn columns(row: &DataRowBody) -> Option<Vec<Option<Bytes>>> {
     let mut ranges = row.ranges();
     let mut columns = vec![];
     while let Some(range) = ranges.next().ok()? {
