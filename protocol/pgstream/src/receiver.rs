@@ -316,8 +316,9 @@ impl Receiver {
     }
 
     /// Tells that nothing is read from the server on purpose: its silence means nothing up to now.
-    pub fn not_reading(&mut self) {
-        self.heard = self.now.mono;
+    pub fn not_reading(&mut self, now: Now) {
+        self.now = now;
+        self.heard = now.mono;
         self.status.has_asked = false;
     }
 

@@ -297,8 +297,7 @@ impl Psa {
     /// soon that it is; where that lasts, the backup has another log than this one, or lies. Nothing is sent meanwhile.
     #[must_use]
     pub fn ahead(&self) -> Option<LogIndex> {
-        let (sent, _) = self.sent()?;
-        (sent > self.commit).then_some(sent)
+        self.reached().map(|sent| sent.index).filter(|sent| *sent > self.commit)
     }
 
     /// sent-spec and sent-acked, if the backup has said where it stands.
@@ -306,6 +305,15 @@ impl Psa {
     pub fn sent(&self) -> Option<(LogIndex, LogIndex)> {
         match self.backs {
             Backs::Known { sent, acked, .. } => Some((sent.index, acked)),
+            Backs::Unknown { .. } | Backs::Full { .. } | Backs::Fenced => None,
+        }
+    }
+
+    /// The last entry that was sent, with its effective stamp, if the backup has said where it stands.
+    #[must_use]
+    pub fn reached(&self) -> Option<LogPoint> {
+        match self.backs {
+            Backs::Known { sent, .. } => Some(sent),
             Backs::Unknown { .. } | Backs::Full { .. } | Backs::Fenced => None,
         }
     }
