@@ -76,7 +76,7 @@ pub(crate) enum Phase {
     Opening,
     /// The server waits to be told where to start.
     Identified,
-    /// The start is ordered.
+    /// The start is ordered; the server has not sent anything yet.
     Starting,
     /// The log streams.
     Streaming,
@@ -124,6 +124,8 @@ pub struct ShardAgent {
     /// Timeline of the last byte that was received.
     pub(crate) timeline: Option<TimelineId>,
     pub(crate) server_end: Lsn,
+    /// Position at which the stream began.
+    pub(crate) stream_from: Lsn,
 
     pub(crate) is_backup_there: bool,
     /// Origin that the backup has, by its own word.
@@ -174,6 +176,7 @@ impl ShardAgent {
             backlog: None,
             timeline: None,
             server_end: Lsn(0),
+            stream_from: Lsn(0),
             is_backup_there: false,
             known_origin: None,
             origin: None,

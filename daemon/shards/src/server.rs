@@ -233,10 +233,16 @@ impl ShardAgent {
                 Event::Started(from) => self.started(from),
                 Event::Wal { bytes, server_end, .. } => {
                     self.server_end = self.server_end.max(server_end);
+                    self.going_on();
                     self.wal(&bytes);
                 }
                 Event::Keepalive { server_end, .. } => {
                     self.server_end = self.server_end.max(server_end);
+                    // A server without anything to send says no more than this. One that lacks the log says it, too.
+                    let at = self.cutter.as_ref().map(Cutter::position);
+                    if at >= self.identity.map(|identity| identity.end.at) {
+                        self.going_on();
+                    }
                 }
                 Event::TimelineEnds { next, .. } => {
                     self.timeline = Some(next.timeline);
@@ -267,6 +273,10 @@ impl ShardAgent {
     fn known(&mut self, history: TimelineHistory, text: String) {
         let Some(identity) = self.identity else { return };
         self.history = Some(history);
+        // The backup never hears of a server that is not the shard's primary.
+        if let Err(failure) = self.check_server() {
+            return self.fail(failure);
+        }
         let origin = Origin {
             system_id: identity.system,
             timeline: identity.end.timeline.0,
@@ -283,21 +293,44 @@ impl ShardAgent {
         self.phase = Phase::Identified;
     }
 
+    /// Compares the server with what is known of the log.
+    fn check_server(&self) -> Result<(), HostFailure> {
+        let Some(Identity { system: found, end: server, .. }) = self.identity else {
+            return Ok(());
+        };
+        let received = self.cutter.as_ref().map(Cutter::position);
+        let place = received.or(self.place().map(|place| Lsn(place.0)));
+        let origins = [&self.known_origin, &self.origin];
+        if let Some(of) = &self.known_origin
+            && of.system_id != found
+        {
+            let expected = of.system_id;
+            return Err(HostFailure::Stream(Failure::WrongSystem { found, expected }));
+        }
+        let origins = origins.into_iter().flatten().map(|origin| TimelineId(origin.timeline));
+        if let Some(timeline) = origins.max().filter(|timeline| *timeline > server.timeline) {
+            let ours = Position { timeline, at: place.unwrap_or(Lsn(0)) };
+            return Err(HostFailure::Stream(Failure::OldTimeline { server, ours }));
+        }
+        match place.filter(|at| at.0 > 0 && !self.orders.jumps) {
+            Some(at) => self.reread(at).map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Place at which the log goes on, as far as it is known.
+    fn place(&self) -> Option<LogIndex> {
+        self.backlog.as_ref().map(Backlog::end).or(self.psa.reached().map(|at| at.index))
+    }
+
     /// Starts the stream, once it is known where.
     pub(crate) fn start(&mut self) {
         if self.phase != Phase::Identified {
             return;
         }
-        let resume = match (&self.backlog, self.psa.reached()) {
-            (Some(backlog), _) => backlog.end(),
-            (None, Some(at)) => at.index,
-            (None, None) => return,
-        };
-        if let (Some(of), Some(identity)) = (&self.known_origin, self.identity)
-            && of.system_id != identity.system
-        {
-            let (found, expected) = (identity.system, of.system_id);
-            return self.fail(HostFailure::Stream(Failure::WrongSystem { found, expected }));
+        let Some(resume) = self.place() else { return };
+        if let Err(failure) = self.check_server() {
+            return self.fail(failure);
         }
         let is_first = resume == LogIndex(0);
         let begins = is_first || self.orders.jumps;
@@ -358,17 +391,15 @@ impl ShardAgent {
     }
 
     fn started(&mut self, from: Position) {
-        self.phase = Phase::Streaming;
         self.timeline = Some(from.timeline);
+        self.stream_from = from.at;
         let (Some(identity), Some(history)) = (self.identity, self.history.clone()) else { return };
         if let Some(cutter) = self.cutter.as_mut().filter(|cutter| cutter.position() == from.at) {
             cutter.follow(history);
-            self.going_on();
             return;
         }
-        let reached = self.psa.reached().map(|at| at.index);
         let jumps = std::mem::take(&mut self.orders.jumps);
-        let resume = match self.backlog.as_ref().map(Backlog::end).or(reached) {
+        let resume = match self.place() {
             // A log that begins, or goes on behind a gap.
             Some(end) if end < index(from.at) => {
                 if !jumps && end != LogIndex(0) {
@@ -391,13 +422,17 @@ impl ShardAgent {
             Ok(reader) => {
                 let reader = reader.of_system(identity.system);
                 self.cutter = Some(Cutter::new(reader, resume, self.config.entry_max_bytes));
-                self.going_on();
             }
             Err(error) => self.fail(HostFailure::Wal(error)),
         }
     }
 
+    /// The server streams: it has the log that was asked for.
     fn going_on(&mut self) {
+        if self.phase != Phase::Starting || self.cutter.is_none() {
+            return;
+        }
+        self.phase = Phase::Streaming;
         self.config.system = self.config.system.or(self.identity.map(|identity| identity.system));
         self.failures[self.host] = None;
         self.orders.make_slot = false;

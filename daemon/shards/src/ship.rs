@@ -1,6 +1,6 @@
 //! What goes to the backup.
 
-use crate::agent::{Action, ShardAgent, index};
+use crate::agent::{Action, Phase, ShardAgent, index};
 use crate::backlog::{Backlog, DoubtIn, Read};
 use crate::server::Home;
 use tidelock_protocol::hlc::Hlc;
@@ -29,7 +29,9 @@ impl ShardAgent {
         if let Some(backlog) = &mut self.backlog {
             backlog.trim(durable);
         }
-        if let Some(stream) = &mut self.stream {
+        // A server takes the report for the slot's place, also backwards: to log that it may no longer have.
+        let is_of_stream = self.phase == Phase::Streaming && durable >= index(self.stream_from);
+        if let Some(stream) = self.stream.as_mut().filter(|_| is_of_stream) {
             stream.flushed(Lsn(durable.0));
         }
     }

@@ -658,7 +658,9 @@ impl Receiver {
         // Positions that were reported on another timeline or connection do not matter: the owner reports again.
         self.flushed = self.flushed.min(self.next.at);
         self.applied = self.applied.min(self.flushed);
-        self.status = Status { is_due: true, sent: self.now.mono, ..Status::default() };
+        // The answer tells the owner that the server has the log: an error that it lacks it comes behind the start.
+        let sent = self.now.mono;
+        self.status = Status { is_due: true, asks_for_reply: true, has_asked: false, sent };
         self.state = State::Streaming;
     }
 
