@@ -1,5 +1,5 @@
-"""The primary side of a PostgreSQL shard, against stock servers: commits arrive with their stamps, whatever happens at the
-primary site. The backup is the example's own: `shard-agent` keeps what arrives in files."""
+"""The primary side of a PostgreSQL shard, against stock servers: commits arrive with their stamps, whatever happens at
+the primary site. The backup is the example's own: `shard-agent` keeps what arrives in files."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Agent:
 
 
 def commits(first: int, *servers: PgServer) -> list[tuple[int, int]]:
-    """Ends and stamps (ns since the Unix epoch) of the transactions in the log from a place on. Of a segment that several
-    servers have, the one of the last timeline counts."""
+    """Ends and stamps (ns since the Unix epoch) of the transactions in the log from a place on. Of a segment that
+    several servers have, the one of the last timeline counts."""
     files = sorted((path.name, path) for server in servers for path in server.wal.iterdir())
     last = {name[8:]: path for name, path in files if len(name) == 24}
     histories = [path for name, path in files if name.endswith(".history")][-1:]
@@ -94,8 +94,8 @@ def commits(first: int, *servers: PgServer) -> list[tuple[int, int]]:
 
 
 def check_log(agents: list[Agent], *servers: PgServer) -> list[dict]:
-    """What the backup has is the servers' log, without a gap, and each end of a transaction has an entry with its stamp:
-    the greatest up to it, or one beyond a time of doubt. Returns the entries of transactions."""
+    """What the backup has is the servers' log, without a gap, and each end of a transaction has an entry with its
+    stamp: the greatest up to it, or one beyond a time of doubt. Returns the entries of transactions."""
     entries = [entry for agent in agents for entry in agent.entries()]
     assert entries[0]["jump"] and not any(entry["jump"] for entry in entries[1:])
     begin = end = number(entries[0]["end"])
@@ -257,9 +257,8 @@ def test_a_slot_that_is_gone_has_a_name_and_a_way_on(run, image):
     agent.wait_shipped(server)
 
     def drop() -> None:
-        server.sql(
-            f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots; SELECT pg_drop_replication_slot('{SLOT}');"
-        )
+        server.sql("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots;")
+        server.sql(f"SELECT pg_drop_replication_slot('{SLOT}');")
 
     def dropped() -> None:
         wait_until("the slot is free", lambda: not attempt(drop), WAIT_S, [server.process])

@@ -389,3 +389,33 @@ fn logins_that_cannot_be_written_are_refused() {
     let secret = format!("{:?}", login(Some("secret")));
     assert!(!secret.contains("secret"), "{secret}");
 }
+
+#[test]
+fn the_history_of_a_promoted_server_is_told_before_a_start_and_asked_for_once() {
+    let mut first = receiver(None);
+    feed(&mut first, &greeting(1, "0/350000"));
+    first.ask_history().unwrap();
+    assert_eq!(first.poll(), None, "a first timeline has none");
+    let mut receiver = receiver(None);
+    feed(&mut receiver, &greeting(2, "0/350000"));
+    receiver.ask_history().unwrap();
+    assert_eq!(sent(&mut receiver), "TIMELINE_HISTORY 2");
+    let file = answer(&[Some("00000002.history"), Some("1\t0/340000\tpromoted\n")]);
+    let events = feed(&mut receiver, &file);
+    assert!(matches!(&events[..], [Event::History { timeline: TimelineId(2), .. }]));
+    receiver.start(Start { slot: None, from: Some(at(1, 0x34_0008)) }).unwrap();
+    let events = std::iter::from_fn(|| receiver.poll()).collect::<Vec<_>>();
+    assert!(matches!(&events[..], [Event::Failed(Failure::Diverged { .. })]), "{events:?}");
+}
+
+#[test]
+fn silence_counts_for_nothing_while_nothing_is_read_on_purpose() {
+    let mut receiver = streaming(0);
+    for seconds in (0..600).step_by(50) {
+        receiver.not_reading(now(seconds));
+        receiver.tick(now(seconds));
+        assert_eq!(receiver.poll(), None);
+    }
+    receiver.tick(now(550 + 60));
+    assert!(matches!(receiver.poll(), Some(Event::Failed(Failure::Silent { .. }))));
+}
