@@ -150,10 +150,17 @@ impl Belief {
         Some(through)
     }
 
-    /// Stamp of a record that ends at a position, and has this one of the server's.
+    /// Stamp of a record that ends at a position, and has this one of the server's. `None`: it was not read, and may be any
+    /// up to now, so that a time of doubt begins.
     pub fn stamp(&mut self, end: Lsn, stamp: Option<PgTimestamp>, now: Now) -> Stamp {
         let Trust::Trusted { since, from } = self.trust else { return Stamp::Unknown };
-        let Some(stamp) = stamp.filter(|_| end > from) else { return Stamp::Doubted(self.through) };
+        let Some(stamp) = stamp else {
+            self.begin_anew(now);
+            return Stamp::Unknown;
+        };
+        if end <= from {
+            return Stamp::Doubted(self.through);
+        }
         let error_us = i64::try_from(self.clock_error_max_ns.div_ceil(1000)).unwrap_or(i64::MAX);
         let error_us = error_us.saturating_mul(2);
         let ahead_us = stamp.0.saturating_sub(now.wall.0.saturating_add(error_us));
@@ -229,8 +236,11 @@ mod tests {
         let through = belief.through;
         assert_eq!(belief.stamp(Lsn(100), stamp(1450), at(1600)), Stamp::Doubted(through));
         assert_eq!(belief.stamp(Lsn(101), stamp(1450), at(1600)), taken(1450));
-        assert_eq!(belief.stamp(Lsn(200), None, at(1600)), Stamp::Doubted(through));
         assert_eq!(belief.doubted(), None);
+        assert_eq!(belief.stamp(Lsn(200), None, at(1600)), Stamp::Unknown);
+        assert_eq!(belief.stamp(Lsn(201), stamp(1600), at(1600)), Stamp::Unknown);
+        let later = belief.placed(Lsn(210), at(2600).mono, Hlc(0), at(2600)).unwrap();
+        assert!(later > through);
     }
 
     #[test]

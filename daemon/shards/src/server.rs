@@ -457,6 +457,8 @@ impl ShardAgent {
             backlog.push(piece);
         }
         if let Err(error) = result {
+            // What was verified leaves.
+            self.ship();
             self.fail(HostFailure::Wal(error));
         }
     }

@@ -26,8 +26,9 @@ impl ShardAgent {
             self.pump();
         }
         let durable = self.psa.b_commit();
-        if let Some(backlog) = &mut self.backlog {
-            backlog.trim(durable);
+        // A backup that was restored has less than it had committed once.
+        if let (Some(backlog), Some((_, acked))) = (&mut self.backlog, self.psa.sent()) {
+            backlog.trim(durable.min(acked));
         }
         // A server takes the report for the slot's place, also backwards: to log that it may no longer have.
         let is_of_stream = self.phase == Phase::Streaming && durable >= index(self.stream_from);
