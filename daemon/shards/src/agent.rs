@@ -310,9 +310,7 @@ impl ShardAgent {
         self.known_origin = origin;
         self.doubt_told = None;
         self.psa.reconnected();
-        if let Some(origin) = self.origin.clone() {
-            self.actions.push_back(Action::Origin(origin));
-        }
+        self.tell_origin();
         self.work();
     }
 
@@ -347,19 +345,19 @@ impl ShardAgent {
         self.work();
     }
 
-    /// The operator orders a slot that was dropped to be made again.
+    /// The operator orders a slot that was dropped to be made again. While the log streams there is nothing to do.
     pub fn make_slot(&mut self, now: Now) {
         self.begin(now);
-        self.orders.make_slot = true;
+        self.orders.make_slot |= self.phase != Phase::Streaming;
         self.retry_now();
     }
 
     /// The operator orders the log to go on behind a gap, if there is one: the shard is copied anew, and the copy covers
-    /// it. Also makes the slot again.
+    /// it. Also makes the slot again. While the log streams there is no gap, and nothing to do.
     pub fn copied_anew(&mut self, now: Now) {
         self.begin(now);
-        self.orders.make_slot = true;
-        self.orders.may_jump = true;
+        self.orders.make_slot |= self.phase != Phase::Streaming;
+        self.orders.may_jump |= self.phase != Phase::Streaming;
         self.retry_now();
     }
 

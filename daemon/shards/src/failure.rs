@@ -1,7 +1,7 @@
 //! Reasons for which a server is given up, and for which a shard stands, each with what to do.
 
 use crate::belief::Doubt;
-use tidelock_pgstream::{Failure, ServerError, SlotName};
+use tidelock_pgstream::{Failure, Phase, ServerError, SlotName};
 use tidelock_wal::{Lsn, WalError};
 
 /// A server is of no use now.
@@ -114,6 +114,9 @@ fn of_stream(failure: &Failure, slot: &SlotName) -> String {
             "pg_hba.conf needs lines for \"replication\" and for the database, the role REPLICATION".into()
         }
         Failure::NoPlace(_) => "raise max_wal_senders and max_connections".into(),
+        Failure::Server { phase: Phase::Login, .. } => {
+            "pg_hba.conf needs a line for the database that is looked at, and the database must exist".into()
+        }
         Failure::Version { .. } => "upgrade PostgreSQL to 15 or later".into(),
         _ => "see the server's log".into(),
     }

@@ -293,6 +293,27 @@ impl ShardAgent {
         self.phase = Phase::Identified;
     }
 
+    /// Tells the backup which log it gets, unless it has a later one.
+    pub(crate) fn tell_origin(&mut self) {
+        let is_older = |of: &Origin, known: &Origin| {
+            of.system_id != known.system_id || of.timeline < known.timeline
+        };
+        self.origin = self
+            .origin
+            .take()
+            .filter(|of| self.known_origin.as_ref().is_none_or(|known| !is_older(of, known)));
+        match &self.origin {
+            Some(origin) => self.actions.push_back(Action::Origin(origin.clone())),
+            None => {
+                if self.identity.is_some()
+                    && let Err(failure) = self.check_server()
+                {
+                    self.fail(failure);
+                }
+            }
+        }
+    }
+
     /// Compares the server with what is known of the log.
     fn check_server(&self) -> Result<(), HostFailure> {
         let Some(Identity { system: found, end: server, .. }) = self.identity else {

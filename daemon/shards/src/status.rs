@@ -3,7 +3,7 @@
 use crate::agent::{Phase, ShardAgent, index};
 use crate::backlog::Backlog;
 use crate::failure::{ClockStand, HostFailure, Stand};
-use crate::look::SlotStanding;
+use crate::look::{SlotStanding, WalStatus};
 use crate::server::Home;
 use serde::Serialize;
 use tidelock_shard::unix_ns_of;
@@ -13,6 +13,8 @@ use tidelock_shard::unix_ns_of;
 pub struct Status {
     /// Reason for which nothing new counts at the backup. `None`: all is well.
     pub stands: Option<StandStatus>,
+    /// Dangers, with what to do.
+    pub warnings: Vec<String>,
     /// Host that is tried or used, from 0.
     pub host: usize,
     /// The server that streams.
@@ -23,8 +25,6 @@ pub struct Status {
     pub slot: Option<SlotStanding>,
     /// `synchronous_standby_names`, if it is set.
     pub synchronous_standby_names: Option<String>,
-    /// True if the primary's own clients wait for the backup: this agent counts as a synchronous standby, and should not.
-    pub is_synchronous_itself: bool,
     /// End of the server's log, as far as it is known.
     pub server_end: u64,
     /// End of what was received.
@@ -111,6 +111,7 @@ impl ShardAgent {
         let age_ns = wall_ns.saturating_sub(unix_ns_of(self.committed.stamp));
         Status {
             stands,
+            warnings: self.warnings(),
             host: self.host,
             server: server.map(|identity| ServerStatus {
                 system: identity.system,
@@ -120,10 +121,6 @@ impl ShardAgent {
             failures: self.failures.iter().map(|of| of.as_ref().map(of_failure)).collect(),
             slot: self.look.as_ref().and_then(|look| look.slot),
             synchronous_standby_names: names.filter(|names| !names.is_empty()),
-            is_synchronous_itself: self
-                .look
-                .as_ref()
-                .is_some_and(|look| look.is_synchronous_itself),
             server_end: self.server_end.0,
             received,
             committed: self.backlog.as_ref().map_or(0, |backlog| self.home_end(backlog)),
@@ -138,6 +135,36 @@ impl ShardAgent {
             held: self.backlog.as_ref().map_or(0, Backlog::held),
             watermark_us: unix_ns_of(self.watermark) / 1000,
         }
+    }
+
+    /// Dangers that do not hold the log back yet.
+    fn warnings(&self) -> Vec<String> {
+        let Some(look) = &self.look else { return vec![] };
+        let slot = &self.config.slot;
+        let mut warnings = vec![];
+        match look.slot {
+            Some(SlotStanding { wal_status: WalStatus::Unreserved, .. }) => warnings.push(format!(
+                "slot {slot} is beyond max_slot_wal_keep_size: the next checkpoint may remove log that the backup lacks; \
+                 raise the limit now"
+            )),
+            Some(SlotStanding { safe_wal_bytes: Some(safe), kept_bytes: Some(kept), .. })
+                if u64::try_from(safe).unwrap_or(0) < kept =>
+            {
+                warnings.push(format!(
+                    "slot {slot} keeps {kept} bytes of log, and is lost after {safe} more (max_slot_wal_keep_size): the \
+                     backup is behind"
+                ));
+            }
+            _ => {}
+        }
+        if look.is_synchronous_itself {
+            let name = &self.config.login.application_name;
+            warnings.push(format!(
+                "synchronous_standby_names matches {name}: clients of this shard wait for the backup; name the standbys of \
+                 the site instead"
+            ));
+        }
+        warnings
     }
 
     fn home_end(&self, backlog: &Backlog) -> u64 {

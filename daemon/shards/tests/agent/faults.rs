@@ -119,6 +119,45 @@ fn a_new_agent_refuses_by_the_origin_that_the_backup_has() {
 }
 
 #[test]
+fn a_backup_that_has_a_later_log_is_not_told_of_an_older_one() {
+    let mut world = World::settled();
+    let history = format!("1\t{}\t\n", tidelock_wal::Lsn(world.hosts[0].end()));
+    let later = Origin { timeline: 2, history, ..world.origins[0].clone() };
+    world.agent.backup_lost(time(world.ms));
+    world.agent.backup_connected(Some(later), time(world.ms));
+    world.run();
+    assert_eq!((world.origins.len(), world.failures.first()), (1, Some(&(0, "old-timeline"))));
+    let before = world.entries.len();
+    world.hosts[0].commit(2_000_100);
+    world.wait(5000);
+    assert_eq!((world.origins.len(), world.entries.len()), (1, before));
+}
+
+#[test]
+fn orders_for_a_gap_count_for_nothing_while_there_is_none() {
+    let mut world = World::settled();
+    world.agent.copied_anew(time(world.ms));
+    world.hosts[0].log.other(2_000_000);
+    world.delays = true;
+    world.run();
+    world.hosts[0].oldest = 2 * START;
+    world.hosts[0].slot = None;
+    world.wait(5000);
+    assert_eq!(world.failures.last(), Some(&(0, "slot-missing")));
+    assert!(world.entries[1..].iter().all(|entry| entry.data.is_some()));
+}
+
+#[test]
+fn a_slot_in_danger_is_warned_of() {
+    let mut world = World::settled();
+    assert_eq!(world.agent.status().warnings, Vec::<String>::new());
+    world.hosts[0].wal_status = "unreserved";
+    world.wait(1000);
+    let warnings = world.agent.status().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("raise the limit"), "{warnings:?}");
+}
+
+#[test]
 fn a_slot_that_was_dropped_is_made_again_by_order_only() {
     let mut world = World::settled();
     world.hosts[0].slot = None;
