@@ -18,10 +18,10 @@ from tidelock_testbed.run import Run
 class Agent:
     """The example, whose lines are events."""
 
-    def __init__(self, run: Run, netns: Netns, directory: Path, name: str, *ports: int):
+    def __init__(self, run: Run, netns: Netns, directory: Path, name: str, *ports: int, user: str = "postgres"):
         directory.mkdir(exist_ok=True)
         self.directory = directory
-        argv = [example("shard-agent", "tidelock-shard-agent"), directory, SLOT, "postgres"]
+        argv = [example("shard-agent", "tidelock-shard-agent"), directory, SLOT, user]
         argv += [f"127.0.0.1:{port}" for port in ports]
         self.process = Process(run, f"shard-agent-of-{name}", argv, netns, stdin=subprocess.PIPE)
 
@@ -315,7 +315,9 @@ def test_nops_appear_only_while_another_shard_writes(run, image):
     netns = Netns(run, "pg")
     server = PgServer(run, image, "server", 1, netns, 5432, **MORE)
     initialise(server)
-    agent = Agent(run, netns, run.directory / "backup", "shard", 5432)
+    # A role with what the manual asks for, and no more.
+    server.sql("CREATE ROLE shard LOGIN REPLICATION; GRANT pg_monitor TO shard;")
+    agent = Agent(run, netns, run.directory / "backup", "shard", 5432, user="shard")
     agent.trusted()
     agent.wait_shipped(server)
     xid = "SELECT pg_current_xact_id_if_assigned(), pg_snapshot_xmax(pg_current_snapshot());"

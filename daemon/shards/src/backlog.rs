@@ -94,16 +94,18 @@ impl Backlog {
         self.held
     }
 
-    /// All pieces with an unknown stamp get this one.
-    pub fn settle(&mut self, stamp: Hlc) {
+    /// All pieces with an unknown stamp get this one. True if there are any.
+    pub fn settle(&mut self, stamp: Hlc) -> bool {
         self.held = 0;
-        if self.held_from.take().is_some() {
-            for piece in &mut self.pieces {
-                if piece.stamp == Stamp::Unknown {
-                    piece.stamp = Stamp::Doubted(stamp);
-                }
+        if self.held_from.take().is_none() {
+            return false;
+        }
+        for piece in &mut self.pieces {
+            if piece.stamp == Stamp::Unknown {
+                piece.stamp = Stamp::Doubted(stamp);
             }
         }
+        true
     }
 
     /// Drops pieces that end up to a place.
@@ -202,7 +204,7 @@ mod tests {
         backlog.push(piece(8, 12, Stamp::Part));
         assert_eq!((backlog.sendable(), backlog.held()), (LogIndex(4), 1));
         assert_eq!(read(&backlog, 0, 99).unwrap().len(), 1);
-        backlog.settle(Hlc(5));
+        assert!(backlog.settle(Hlc(5)) && !backlog.settle(Hlc(6)));
         assert_eq!(backlog.sendable(), LogIndex(12));
         let Read::Entries(entries, doubt) = backlog.read(LogIndex(0), LogIndex(99), 1000) else {
             panic!()

@@ -160,10 +160,10 @@ impl ShardAgent {
         if let Some(end) = look.end.filter(|_| self.phase == Phase::Streaming) {
             self.server_end = self.server_end.max(end);
             let last = self.psa.reached().unwrap_or(self.committed).stamp;
-            if let Some(stamp) = self.belief.placed(end, asked, last, self.now) {
-                if let Some(backlog) = &mut self.backlog {
-                    backlog.settle(stamp);
-                }
+            if let Some(stamp) = self.belief.placed(end, asked, last, self.now)
+                && self.backlog.as_mut().is_some_and(|backlog| backlog.settle(stamp))
+            {
+                self.idle.appended(stamp);
             }
         }
         self.look = Some(look);
