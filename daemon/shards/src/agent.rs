@@ -42,12 +42,13 @@ pub enum Action {
     Disconnect(Conn),
     /// Tell the backup which log it gets. Before any message.
     Origin(Origin),
-    /// Tell the backup that a cut with a stamp that is greater than `after` and not greater than `through` is no prefix,
-    /// and is never to be served. Before the message that follows; the backup must have it as durable as that.
+    /// Tell the backup that a cut at a stamp later than `after` and earlier than `through` is no prefix, and is never to be
+    /// served. Before the message that follows; the backup must have it as durable as that.
     Doubt {
         /// Last stamp before the time of doubt.
         after: Hlc,
-        /// Last stamp of it.
+        /// First stamp behind it. What was placed meanwhile has the one before: several entries have that stamp, so that a
+        /// cut at it can have some of them only.
         through: Hlc,
     },
     /// Send this to the backup shard.
@@ -128,6 +129,8 @@ pub struct ShardAgent {
     pub(crate) stream_from: Lsn,
 
     pub(crate) is_backup_there: bool,
+    /// Bytes that the link to the backup takes now.
+    pub(crate) room_bytes: usize,
     /// Origin that the backup has, by its own word.
     pub(crate) known_origin: Option<Origin>,
     pub(crate) origin: Option<Origin>,
@@ -178,6 +181,7 @@ impl ShardAgent {
             server_end: Lsn(0),
             stream_from: Lsn(0),
             is_backup_there: false,
+            room_bytes: usize::MAX,
             known_origin: None,
             origin: None,
             doubt_told: None,
@@ -311,6 +315,14 @@ impl ShardAgent {
         self.doubt_told = None;
         self.psa.reconnected();
         self.tell_origin();
+        self.work();
+    }
+
+    /// Bytes of entries that the link to the backup takes from now on, until this is told again; the last message may exceed
+    /// it. At first there is no bound.
+    pub fn backup_room(&mut self, bytes: usize, now: Now) {
+        self.begin(now);
+        self.room_bytes = bytes;
         self.work();
     }
 

@@ -47,7 +47,9 @@ impl ShardAgent {
                 }
                 Step::Read { after, up_to } => (after, up_to),
             };
-            let Some(backlog) = &self.backlog else { return };
+            let Some(backlog) = self.backlog.as_ref().filter(|_| self.room_bytes > 0) else {
+                return;
+            };
             let (entries, doubt) = match backlog.read(after, up_to, self.config.message_max_bytes) {
                 Read::Gone => return self.rewind(),
                 Read::Entries(entries, _) if entries.is_empty() => return,
@@ -57,6 +59,9 @@ impl ShardAgent {
             match self.psa.send(entries) {
                 Ok(Some(message)) => {
                     self.tell_doubt(before, doubt, &message);
+                    let bytes = message.entries.iter().filter_map(|entry| entry.data.as_ref());
+                    let bytes = bytes.map(|data| data.data().len()).sum();
+                    self.room_bytes = self.room_bytes.saturating_sub(bytes);
                     self.actions.push_back(Action::Backup(message));
                 }
                 Ok(None) => return,
@@ -72,6 +77,7 @@ impl ShardAgent {
         let after = last.map_or(before, |entry| entry.stamp);
         if self.doubt_told != Some(through) && after < through {
             self.doubt_told = Some(through);
+            let through = through.next();
             self.actions.push_back(Action::Doubt { after, through });
         }
     }

@@ -206,7 +206,7 @@ fn a_gap_is_gone_over_only_if_a_copy_covers_it_and_no_cut_within_it_is_served() 
     let jump = &world.entries[entries];
     assert_eq!((jump.end.0, jump.data.is_none(), jump.nop), (2 * START, true, true));
     let (after, through) = world.doubts[1];
-    assert_eq!((after, through), (stamp(2_000_100), jump.stamp));
+    assert_eq!((after, through), (stamp(2_000_100), jump.stamp.next()));
     assert_eq!(world.entries[entries - 1].end.0, end);
     assert_eq!(world.entries.last().unwrap().end.0, world.hosts[0].end());
 }

@@ -77,6 +77,29 @@ fn what_is_not_durable_at_the_backup_is_kept_and_sent_again() {
 }
 
 #[test]
+fn no_more_is_given_to_the_link_than_it_takes() {
+    let mut settings = config(1);
+    settings.message_max_bytes = 1000;
+    let mut world = World::settled_with(settings);
+    world.agent.backup_room(0, time(world.ms));
+    for n in 0..100 {
+        world.hosts[0].commit(2_000_000 + n);
+        world.hosts[0].log.other(100);
+    }
+    let before = world.agent.status().sent;
+    world.run();
+    assert_eq!(world.agent.status().sent, before);
+    world.agent.backup_room(1500, time(world.ms));
+    world.run();
+    let sent = world.agent.status().sent.unwrap() - before.unwrap();
+    assert!((1500..3000).contains(&sent), "{sent}");
+    world.agent.backup_room(usize::MAX, time(world.ms));
+    world.run();
+    world.check(0);
+    assert_eq!(world.entries.last().unwrap().end.0, world.hosts[0].end());
+}
+
+#[test]
 fn a_backlog_that_is_full_stops_reading_and_the_slot_keeps_the_rest() {
     let mut settings = config(1);
     settings.backlog_max_bytes = 100_000;
