@@ -26,7 +26,7 @@ class Agent:
         self.process = Process(run, f"shard-agent-of-{name}", argv, netns, stdin=subprocess.PIPE)
 
     def all(self) -> list[dict]:
-        """All events so far."""
+        """Returns the events so far."""
         lines = self.process.log.read_text().split("\n")[:-1]
         return [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -94,7 +94,7 @@ def commits(first: int, *servers: PgServer) -> list[tuple[int, int]]:
 
 
 def check_log(agents: list[Agent], *servers: PgServer) -> list[dict]:
-    """What the backup has is the servers' log, without a gap, and each end of a transaction has an entry with its
+    """Checks that the backup has the servers' log without a gap, and that each end of a transaction has an entry with its
     stamp: the greatest up to it, or one beyond a time of doubt. Returns the entries of transactions."""
     entries = [entry for agent in agents for entry in agent.entries()]
     assert entries[0]["jump"] and not any(entry["jump"] for entry in entries[1:])
@@ -136,7 +136,7 @@ def bench(server: PgServer, transactions: int) -> None:
 
 
 MORE = {**SETTINGS, "wal_keep_size": "1GB"}
-"""All log stays, to compare with."""
+"""The whole log stays, to compare with."""
 
 
 def initialise(server: PgServer) -> None:

@@ -1,8 +1,8 @@
 //! The primary side of a PostgreSQL shard, with a backup in memory and in files.
 //!
-//! `shard-agent DIRECTORY SLOT USER HOST...`, with the password in PGPASSWORD. A host is `ADDRESS:PORT`. The backup's log
-//! is the file `log` in the directory, its standing `state.json`; a later run goes on from there. Events are JSON, one a
-//! line. Lines of the standard input are commands:
+//! `shard-agent DIRECTORY SLOT USER HOST...`, with the password in PGPASSWORD. A host is `ADDRESS:PORT`. The backup's
+//! log is the file `log` in the directory, its standing `state.json`; a later run goes on from there. Events are
+//! JSON, one a line. Lines of the standard input are commands:
 //!
 //! | command | meaning |
 //! |---|---|

@@ -42,13 +42,13 @@ pub enum Action {
     Disconnect(Conn),
     /// Tell the backup which log it gets. Before any message.
     Origin(Origin),
-    /// Tell the backup that a cut at a stamp later than `after` and earlier than `through` is no prefix, and is never to be
-    /// served. Before the message that follows; the backup must have it as durable as that.
+    /// Tell the backup that a cut at a stamp later than `after` and earlier than `through` is no prefix, and is never
+    /// to be served. Before the message that follows; the backup must have it as durable as that.
     Doubt {
         /// Last stamp before the time of doubt.
         after: Hlc,
-        /// First stamp behind it. What was placed meanwhile has the one before: several entries have that stamp, so that a
-        /// cut at it can have some of them only.
+        /// First stamp behind it. What was placed meanwhile has the one before: several entries have that stamp, so
+        /// that a cut at it can have some of them only.
         through: Hlc,
     },
     /// Send this to the backup shard.
@@ -136,7 +136,7 @@ pub struct ShardAgent {
     pub(crate) origin: Option<Origin>,
     /// End of the time of doubt that the backup was told of.
     pub(crate) doubt_told: Option<Hlc>,
-    /// What the backup has committed, by its last reply.
+    /// End of what the backup has committed, by its last reply.
     pub(crate) committed: LogPoint,
     pub(crate) watermark: Hlc,
     stands_told: Option<String>,
@@ -318,8 +318,8 @@ impl ShardAgent {
         self.work();
     }
 
-    /// Bytes of entries that the link to the backup takes from now on, until this is told again; the last message may exceed
-    /// it. At first there is no bound.
+    /// Bytes of entries that the link to the backup takes from now on, until this is told again; the last message may
+    /// exceed it. At first there is no bound.
     pub fn backup_room(&mut self, bytes: usize, now: Now) {
         self.begin(now);
         self.room_bytes = bytes;
@@ -364,8 +364,8 @@ impl ShardAgent {
         self.retry_now();
     }
 
-    /// The operator orders the log to go on behind a gap, if there is one: the shard is copied anew, and the copy covers
-    /// it. Also makes the slot again. While the log streams there is no gap, and nothing to do.
+    /// The operator orders the log to go on behind a gap, if there is one: the shard is copied anew, and the copy
+    /// covers it. Also makes the slot again. While the log streams there is no gap, and nothing to do.
     pub fn copied_anew(&mut self, now: Now) {
         self.begin(now);
         self.orders.make_slot |= self.phase != Phase::Streaming;

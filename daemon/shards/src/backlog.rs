@@ -43,7 +43,7 @@ pub(crate) enum Read {
 /// The first entry of a message that is in a time of doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubtIn {
-    /// Its place in the message.
+    /// Place in the message.
     pub at: usize,
     pub through: Hlc,
 }
@@ -94,7 +94,7 @@ impl Backlog {
         self.held
     }
 
-    /// All pieces with an unknown stamp get this one. True if there are any.
+    /// Gives this stamp to all pieces with an unknown one. True if there are any.
     pub fn settle(&mut self, stamp: Hlc) -> bool {
         self.held = 0;
         if self.held_from.take().is_none() {

@@ -7,13 +7,14 @@
 //!     └── verdict: not believed, no verdict for too long, a stamp that such a clock does not give ──┘
 //! ```
 //!
-//! PostgreSQL has taken a stamp before its record comes here, so that a verdict says nothing of the record in hand but
-//! what it says of the clock *then*. Records behind a position that the server has told while the clock was believed were
-//! placed later than that. Their stamps were taken later, too, unless a commit took longer than `settle` from its stamp to
-//! its place; such a stamp is older than the belief, and ends it.
+//! PostgreSQL has taken a stamp before its record comes here, so that a verdict says nothing of the record in hand
+//! but what it says of the clock *then*. Records behind a position that the server has told while the clock was
+//! believed were placed later than that. Their stamps were taken later, too, unless a commit took longer than
+//! `settle` from its stamp to its place; such a stamp is older than the belief, and ends it.
 //!
-//! The stamp of a record in doubt is later than whatever a believed clock of the store can have said when it was placed:
-//! the clock at the end of the doubt, its ε, and the greatest ε of any other host. `docs/shard-logs.md` has the argument.
+//! The stamp of a record in doubt is later than whatever a believed clock of the store can have said when it was
+//! placed: the clock at the end of the doubt, its ε, and the greatest ε of any other host. `docs/shard-logs.md` has
+//! the argument.
 
 use crate::backlog::Stamp;
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub(crate) enum Doubt {
     NoVerdict,
     /// The guard does not believe it.
     Clock(Why),
-    /// It is believed, and not long enough.
+    /// The clock is believed, and not long enough.
     Settling,
     /// The server's stamp cannot be of the clock that is judged.
     Stamp { ahead_us: i64 },
@@ -130,8 +131,8 @@ impl Belief {
         }
     }
 
-    /// The end of the server's log, which it was asked for at a time. Returns the stamp for all that was in doubt: later
-    /// than the last one of the log, without which there is no order.
+    /// The end of the server's log, which it was asked for at a time. Returns the stamp for all that was in doubt:
+    /// later than the last one of the log, without which there is no order.
     pub fn placed(&mut self, end: Lsn, asked: Duration, last: Hlc, now: Now) -> Option<Hlc> {
         let Trust::Settling { since } = self.trust else { return None };
         let epsilon_ns = self.epsilon_ns()?;
@@ -150,8 +151,8 @@ impl Belief {
         Some(through)
     }
 
-    /// Stamp of a record that ends at a position, and has this one of the server's. `None`: it was not read, and may be any
-    /// up to now, so that a time of doubt begins.
+    /// Stamp of a record that ends at a position, and has this one of the server's. `None`: it was not read, and may
+    /// be any up to now, so that a time of doubt begins.
     pub fn stamp(&mut self, end: Lsn, stamp: Option<PgTimestamp>, now: Now) -> Stamp {
         let Trust::Trusted { since, from } = self.trust else { return Stamp::Unknown };
         let Some(stamp) = stamp else {

@@ -1,14 +1,14 @@
 //! The cutter: a log that arrives in pieces of any length becomes pieces that are entries.
 //!
-//! - A piece ends where a transaction ends (commit, abort, prepare), so that at most one transaction ends in it, and the
-//!   piece's stamp is that one's. Two commits in one entry would be applied together, the first one too late for a
-//!   commit of another shard that depends on it.
+//! - A piece ends where a transaction ends (commit, abort, prepare), so that at most one transaction ends in it, and
+//!   the piece's stamp is that one's. Two commits in one entry would be applied together, the first one too late for
+//!   a commit of another shard that depends on it.
 //! - A piece ends with the last whole record that has arrived: nothing waits for what comes later.
-//! - A piece is never longer than the bound, so a bulk load and long records are cut anywhere. Such pieces have no stamp:
-//!   no transaction ends in them.
+//! - A piece is never longer than the bound, so a bulk load and long records are cut anywhere. Such pieces have no
+//!   stamp: no transaction ends in them.
 //!
-//! The reader verifies checksums of whole records. Bytes of a long record leave before its checksum is verified; they are
-//! not the end of a transaction, and a fault stops everything from that record's end on.
+//! The reader verifies checksums of whole records. Bytes of a long record leave before its checksum is verified; they
+//! are not the end of a transaction, and a fault stops everything from that record's end on.
 
 use crate::backlog::{Piece, Stamp};
 use bytes::{Bytes, BytesMut};
@@ -21,7 +21,7 @@ pub(crate) const NOP_PREFIX: &str = "tidelock";
 /// The end of a transaction, or what may be one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// With its stamp.
+    /// The end of a transaction, with its stamp.
     At(PgTimestamp),
     /// The rest of a record whose begin was not read.
     Unread,
@@ -54,7 +54,8 @@ impl Cutter {
         self.reader.follow(history);
     }
 
-    /// Takes the next bytes, and hands out pieces. `stamp` says what the end of a transaction at a position is stamped with.
+    /// Takes the next bytes, and hands out pieces. `stamp` says what the end of a transaction at a position is
+    /// stamped with.
     ///
     /// # Errors
     /// The log is damaged, or is not the one that was asked for. What was handed out is good.

@@ -80,7 +80,8 @@ impl HostFailure {
             Self::Wal(_) => "check the server's disk (pg_waldump shows the place); if the log is damaged, fail over to \
                  a standby, or restore and copy the shard anew"
                 .into(),
-            Self::BehindBackup { .. } => "this is an old primary or a restored one: start the server that took its place"
+            Self::BehindBackup { .. } => "this is an old primary or a restored one: start the server that took its \
+             place"
                 .into(),
             Self::Stream(failure) | Self::Look(failure) => of_stream(failure, slot),
         }
@@ -90,8 +91,8 @@ impl HostFailure {
 fn of_stream(failure: &Failure, slot: &SlotName) -> String {
     match failure {
         Failure::SlotMissing { .. } => format!(
-            "find out who dropped it; order the slot to be made again: if the server still has the log, it goes on without \
-             a gap, otherwise the shard must be copied anew (slot {slot})"
+            "find out who dropped it; order the slot to be made again: if the server still has the log, it goes on \
+             without a gap, otherwise the shard must be copied anew (slot {slot})"
         ),
         Failure::SlotLost { .. } => format!(
             "SELECT pg_drop_replication_slot('{slot}'), raise max_slot_wal_keep_size, and copy the shard anew"
@@ -103,8 +104,8 @@ fn of_stream(failure: &Failure, slot: &SlotName) -> String {
         Failure::OldTimeline { .. } => {
             "an old primary has come back: stop it, and make it a standby of the promoted one (pg_rewind)".into()
         }
-        Failure::Diverged { .. } => "the backup has log that this server never had: if this server is the primary now, copy \
-             the shard anew; otherwise stop it"
+        Failure::Diverged { .. } => "the backup has log that this server never had: if this server is the primary \
+         now, copy the shard anew; otherwise stop it"
             .into(),
         Failure::WrongSystem { .. } => "correct the address, or copy the shard anew as another store".into(),
         Failure::PasswordWrong(_) | Failure::Authentication { .. } | Failure::ServerNotProven => {
@@ -191,14 +192,15 @@ impl Stand {
             Self::NoBackup => format!(
                 "the backup is not connected: the server's slot {slot} keeps the log; watch the server's disk"
             ),
-            Self::BackupFull => "the backup has no room for more: it waits for another shard, or its disk is full".into(),
+            Self::BackupFull => "the backup has no room for more: it waits for another shard, or its disk is \
+             full".into(),
             Self::BackupAhead => {
                 "the backup has more of the log than the server: this is not the primary that wrote it".into()
             }
             Self::Clock(stand) => stand.text(),
             Self::Standbys { connected, needed } => format!(
-                "{connected} synchronous standbys are connected, {needed} are needed: the server's clients wait, too; start \
-                 the standbys, or change synchronous_standby_names"
+                "{connected} synchronous standbys are connected, {needed} are needed: the server's clients wait, \
+                 too; start the standbys, or change synchronous_standby_names"
             ),
             Self::BacklogFull => format!(
                 "the shard writes faster than the backup takes: the server's slot {slot} keeps the rest; watch its disk"
@@ -226,8 +228,8 @@ impl ClockStand {
                  server on another host?"
             ),
             Doubt::LogAhead => format!(
-                "the log has stamps that the clock has not reached: the clock was ahead, or was set back; {held}; it goes \
-                 on when the clock is there"
+                "the log has stamps that the clock has not reached: the clock was ahead, or was set back; {held}; \
+                 it goes on when the clock is there"
             ),
         }
     }

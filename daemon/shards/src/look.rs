@@ -20,7 +20,8 @@ pub(crate) fn nop() -> String {
     format!("SELECT pg_logical_emit_message(true, '{}', '')", crate::cutter::NOP_PREFIX)
 }
 
-/// The query: a row for each synchronous standby, or one without any. Names of slots need no quotes.
+/// The query: a row for each synchronous standby, or one without any. Names of slots need no quotes. The views
+/// `pg_stat_replication` and `pg_replication_slots` are these functions and joins that cost more than all the rest.
 pub(crate) fn query(slot: &SlotName) -> String {
     format!(
         "SELECT pg_is_in_recovery(), \
@@ -28,11 +29,11 @@ pub(crate) fn query(slot: &SlotName) -> String {
          current_setting('synchronous_standby_names'), \
          pg_has_role('pg_read_all_stats', 'USAGE'), \
          s.slot_name IS NOT NULL, s.wal_status, s.safe_wal_size, s.restart_lsn, \
-         (SELECT o.sync_state FROM pg_stat_replication o WHERE o.pid = s.active_pid), \
+         (SELECT o.sync_state FROM pg_stat_get_wal_senders() o WHERE o.pid = s.active_pid), \
          r.pid IS NOT NULL, r.flush_lsn \
          FROM (SELECT) n \
-         LEFT JOIN pg_replication_slots s ON s.slot_name = '{slot}' \
-         LEFT JOIN pg_stat_replication r ON r.sync_state IN ('sync', 'quorum') \
+         LEFT JOIN pg_get_replication_slots() s ON s.slot_name = '{slot}' \
+         LEFT JOIN pg_stat_get_wal_senders() r ON r.sync_state IN ('sync', 'quorum') \
          AND r.pid IS DISTINCT FROM s.active_pid"
     )
 }
@@ -41,7 +42,7 @@ pub(crate) fn query(slot: &SlotName) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WalStatus {
-    /// What the slot keeps is within `max_wal_size`.
+    /// The log that the slot keeps is within `max_wal_size`.
     Reserved,
     /// More is kept than `max_wal_size`, because of the slot.
     Extended,
@@ -56,7 +57,7 @@ pub enum WalStatus {
 /// The slot, as the server shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct SlotStanding {
-    /// Its `wal_status`.
+    /// The slot's `wal_status`.
     pub wal_status: WalStatus,
     /// Bytes that may still be written before the slot is in danger of being lost; `None` without a limit
     /// (`max_slot_wal_keep_size`).
@@ -161,7 +162,8 @@ enum Method {
     Any,
 }
 
-/// Reads `synchronous_standby_names`: `[FIRST] n (names)`, `ANY n (names)`, or names. `None`: no standby is synchronous.
+/// Reads `synchronous_standby_names`: `[FIRST] n (names)`, `ANY n (names)`, or names. `None`: no standby is
+/// synchronous.
 fn method(names: &str) -> Option<(Method, usize)> {
     let names = names.trim();
     if names.is_empty() {

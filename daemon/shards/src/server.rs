@@ -34,7 +34,7 @@ pub(crate) enum Home {
     Unknown,
     /// No standby is synchronous: what is durable at the primary.
     All,
-    /// What enough synchronous standbys have.
+    /// End of what enough synchronous standbys have.
     UpTo(Lsn),
 }
 
@@ -103,7 +103,8 @@ impl ShardAgent {
         self.home = Home::Unknown;
     }
 
-    /// The backlog does not reach back to where the backup stands: the log is received again from there. The slot has it.
+    /// The backlog does not reach back to where the backup stands: the log is received again from there. The slot has
+    /// it.
     pub(crate) fn rewind(&mut self) {
         (self.cutter, self.backlog, self.timeline) = (None, None, None);
         self.disconnect();
@@ -191,7 +192,7 @@ impl ShardAgent {
         };
         let pause = if is_held { self.config.look_pause } else { self.config.look_every };
         let settled = self.belief.settles_at().filter(|_| self.phase == Phase::Streaming);
-        // One look at the moment at which the clock has settled, and then at the usual pace.
+        // A look at the moment at which the clock has settled, and then at the usual pace.
         let settled = settled.filter(|at| *at > looked);
         settled.into_iter().chain([looked + pause]).min()
     }
@@ -478,7 +479,7 @@ impl ShardAgent {
             backlog.push(piece);
         }
         if let Err(error) = result {
-            // What was verified leaves.
+            // The part that was verified leaves.
             self.ship();
             self.fail(HostFailure::Wal(error));
         }

@@ -1,4 +1,4 @@
-//! What goes to the backup.
+//! Messages to the backup.
 
 use crate::agent::{Action, Phase, ShardAgent, index};
 use crate::backlog::{Backlog, DoubtIn, Read};
@@ -21,7 +21,7 @@ impl ShardAgent {
                 self.psa.committed(commit, now);
             }
         }
-        // Nothing is said of a log before the backup knows which it is.
+        // The backup must know which log it gets.
         if self.is_backup_there && self.origin.is_some() {
             self.pump();
         }

@@ -144,15 +144,15 @@ impl ShardAgent {
         let mut warnings = vec![];
         match look.slot {
             Some(SlotStanding { wal_status: WalStatus::Unreserved, .. }) => warnings.push(format!(
-                "slot {slot} is beyond max_slot_wal_keep_size: the next checkpoint may remove log that the backup lacks; \
-                 raise the limit now"
+                "slot {slot} is beyond max_slot_wal_keep_size: the next checkpoint may remove log that the backup \
+                 lacks; raise the limit now"
             )),
             Some(SlotStanding { safe_wal_bytes: Some(safe), kept_bytes: Some(kept), .. })
                 if u64::try_from(safe).unwrap_or(0) < kept =>
             {
                 warnings.push(format!(
-                    "slot {slot} keeps {kept} bytes of log, and is lost after {safe} more (max_slot_wal_keep_size): the \
-                     backup is behind"
+                    "slot {slot} keeps {kept} bytes of log, and is lost after {safe} more (max_slot_wal_keep_size): \
+                     the backup is behind"
                 ));
             }
             _ => {}
@@ -160,8 +160,8 @@ impl ShardAgent {
         if look.is_synchronous_itself {
             let name = &self.config.login.application_name;
             warnings.push(format!(
-                "synchronous_standby_names matches {name}: clients of this shard wait for the backup; name the standbys of \
-                 the site instead"
+                "synchronous_standby_names matches {name}: clients of this shard wait for the backup; name the \
+                 standbys of the site instead"
             ));
         }
         warnings

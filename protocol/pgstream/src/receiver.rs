@@ -298,8 +298,8 @@ impl Receiver {
         self.applied = self.applied.max(applied.min(self.flushed));
     }
 
-    /// Asks for the history of the server's timeline, after [`Event::Identified`]: [`Event::History`] comes, and the server
-    /// waits for a start again. A first timeline has none, and nothing comes.
+    /// Asks for the history of the server's timeline, after [`Event::Identified`]: [`Event::History`] comes, and the
+    /// server waits for a start again. A first timeline has none, and nothing comes.
     ///
     /// # Errors
     /// The server is not idle.

@@ -63,7 +63,7 @@ fn what_is_not_durable_at_the_backup_is_kept_and_sent_again() {
     world.run();
     let received = world.wal_bytes;
     assert!(world.agent.status().sent > Some(ends[3]), "sending does not wait for answers");
-    // All of it is lost, and the connection with it.
+    // Every message is lost, and the connection with them.
     world.under_way.clear();
     world.agent.backup_lost(time(world.ms));
     world.run();
@@ -116,7 +116,7 @@ fn a_backlog_that_is_full_stops_reading_and_the_slot_keeps_the_rest() {
     assert!(!world.agent.wants(Conn::Stream) && world.agent.wants(Conn::Look));
     assert!((100_000..140_000).contains(&status.backlog_bytes) && status.received < end);
     let flushed = world.flushed.last().copied();
-    // Nothing is read for longer than a server may be silent.
+    // The agent does not read for longer than a server may be silent.
     world.wait(100_000);
     assert_eq!(world.failures, []);
     assert_eq!(
@@ -205,7 +205,7 @@ fn nothing_is_sent_that_synchronous_standbys_lack() {
     world.wait(50);
     assert_eq!(world.entries.last().unwrap().end.0, second);
     assert_eq!((world.agent.status().received, world.kind()), (third, None));
-    // One standby too few: the log stands, and says so.
+    // Too few standbys: the log stands, and says so.
     world.hosts[0].standbys.clear();
     world.wait(2000);
     assert_eq!(world.kind(), Some("standbys-missing"));

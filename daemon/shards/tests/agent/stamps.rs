@@ -40,7 +40,7 @@ fn while_the_clock_is_not_believed_the_log_stands_before_the_first_commit() {
     world.run();
     world.verdict = BAD;
     world.tick();
-    // What is no end of a transaction goes on.
+    // Log that is no end of a transaction goes on.
     world.hosts[0].log.other(500);
     world.run();
     let part = world.hosts[0].end();

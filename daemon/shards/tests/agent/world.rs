@@ -89,7 +89,7 @@ impl Host {
     }
 }
 
-/// One side of a connection.
+/// The server's side of a connection.
 #[derive(Default)]
 struct Socket {
     host: usize,
@@ -167,7 +167,7 @@ impl World {
         world
     }
 
-    /// One host, whose stamps are believed from 2 s on.
+    /// A world of one host, whose stamps are believed from 2 s on.
     pub fn settled() -> World {
         World::settled_with(config(1))
     }
