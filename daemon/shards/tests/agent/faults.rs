@@ -34,7 +34,7 @@ fn a_promoted_standby_goes_on_without_a_gap_and_without_a_human() {
     assert_eq!(world.origins.len(), 1);
     let branch = world.hosts[1].end();
     world.hosts[1].promote(2);
-    world.hosts[1].commit(4_500_000);
+    world.hosts[1].commit(3_900_000);
     world.wait(3000);
     assert_eq!(world.kind(), None);
     assert_eq!(world.origins.last().unwrap().timeline, 2);
@@ -200,9 +200,11 @@ fn a_gap_is_gone_over_only_if_a_copy_covers_it_and_no_cut_within_it_is_served() 
     assert_eq!(world.entries.len(), entries);
     assert!(world.hosts[0].slot >= Some(2 * START), "a slot is never moved back");
 
+    world.flushed.clear();
     world.agent.copied_anew(time(world.ms));
     world.wait(5000);
     assert_eq!(world.kind(), None);
+    assert!(world.flushed.iter().all(|at| *at >= 2 * START), "{:x?}", world.flushed);
     let jump = &world.entries[entries];
     assert_eq!((jump.end.0, jump.data.is_none(), jump.nop), (2 * START, true, true));
     let (after, through) = world.doubts[1];

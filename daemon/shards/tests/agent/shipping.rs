@@ -45,6 +45,11 @@ fn long_records_and_bulk_loads_are_cut_and_only_their_commit_has_a_stamp() {
     let mut world = World::settled_with(settings);
     let before = world.entries.len();
     world.hosts[0].log.other(2_500_000);
+    // A long record leaves before it is whole.
+    let rest = world.hosts[0].log.bytes.split_off(1_000_000);
+    world.run();
+    assert!(world.hosts[0].end() - world.entries.last().unwrap().end.0 < 10_000);
+    world.hosts[0].log.bytes.extend(rest);
     (0..300).for_each(|_| world.hosts[0].log.other(700));
     let commit = world.hosts[0].commit(2_000_100);
     world.run();

@@ -278,6 +278,9 @@ impl World {
         let Some(socket) = &mut self.sockets[conn as usize] else { return false };
         let output = self.agent.output(conn).map(|output| output.split()).unwrap_or_default();
         socket.input.extend_from_slice(&output);
+        if !self.agent.wants(conn) {
+            return false;
+        }
         let reply = match next(&mut socket.input, &mut socket.has_logged_in) {
             None => self.more_log(conn),
             Some((0, _)) => {
@@ -301,7 +304,8 @@ impl World {
                     host.slot = Some(number(9));
                 }
                 let at = socket.streams.map_or(0, |(at, _)| at);
-                let asks = body[33] == 1 && at >= host.oldest;
+                // Also by a server that lacks the log, before it finds that out.
+                let asks = body[33] == 1;
                 let sign = [&b"k"[..], &at.to_be_bytes(), &[0; 8], &[0]].concat();
                 Some(if asks { message(b'd', &sign) } else { vec![] })
             }
