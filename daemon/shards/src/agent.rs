@@ -117,6 +117,8 @@ pub struct ShardAgent {
     pub(crate) history: Option<TimelineHistory>,
     pub(crate) failures: Vec<Option<HostFailure>>,
     pub(crate) orders: Orders,
+    /// Place at which the start that was ordered goes on.
+    pub(crate) resume: Option<LogIndex>,
     /// Host and timeline whose stamps are judged.
     pub(crate) judged: Option<(usize, TimelineId)>,
 
@@ -174,6 +176,7 @@ impl ShardAgent {
             history: None,
             failures: vec![None; config.hosts],
             orders: Orders::default(),
+            resume: None,
             judged: None,
             cutter: None,
             backlog: None,

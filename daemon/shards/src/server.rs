@@ -372,6 +372,7 @@ impl ShardAgent {
         let create = begins || is_promoted || self.orders.make_slot;
         let slot = Some(SlotUse { name: self.config.slot.clone(), create });
         self.phase = Phase::Starting;
+        self.resume = Some(resume);
         // A receiver that was identified is idle.
         let _ = stream.start(Start { slot, from: *from });
         self.poll_stream();
@@ -421,7 +422,7 @@ impl ShardAgent {
             return;
         }
         let jumps = std::mem::take(&mut self.orders.jumps);
-        let resume = match self.place() {
+        let resume = match self.resume {
             // A log that begins, or goes on behind a gap.
             Some(end) if end < index(from.at) => {
                 if !jumps && end != LogIndex(0) {

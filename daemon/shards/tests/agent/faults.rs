@@ -134,6 +134,24 @@ fn a_backup_that_has_a_later_log_is_not_told_of_an_older_one() {
 }
 
 #[test]
+fn a_backup_that_is_lost_while_the_stream_starts_costs_nothing() {
+    let mut host = Host::new();
+    host.is_slow = true;
+    let mut world = World::of(vec![host], config(1), LogPoint::default(), None);
+    world.agent.backup_lost(time(world.ms));
+    world.release();
+    world.wait(2000);
+    let end = world.hosts[0].commit(2_000_100);
+    world.run();
+    assert_eq!((world.kind(), world.agent.status().received), (Some("no-backup"), end));
+    world.agent.backup_connected(None, time(world.ms));
+    world.run();
+    assert_eq!((world.kind(), world.failures.len()), (None, 0));
+    world.check(0);
+    assert_eq!(world.entries.last().unwrap().end.0, end);
+}
+
+#[test]
 fn orders_for_a_gap_count_for_nothing_while_there_is_none() {
     let mut world = World::settled();
     world.agent.copied_anew(time(world.ms));

@@ -24,6 +24,8 @@ pub const BAD: Verdict = Verdict::NotBelieved { why: Why::NoMaster };
 pub struct Host {
     pub is_up: bool,
     pub is_in_recovery: bool,
+    /// True: a start is not answered before [`World::release`].
+    pub is_slow: bool,
     pub system: u64,
     pub log: Writer,
     /// Content of the history file of its timeline.
@@ -45,6 +47,7 @@ impl Host {
         Host {
             is_up: true,
             is_in_recovery: false,
+            is_slow: false,
             system: SYSTEM,
             log,
             history: None,
@@ -97,6 +100,8 @@ struct Socket {
     has_logged_in: bool,
     /// Position of the next byte of the log to be sent, and where the stream ends.
     streams: Option<(u64, u32)>,
+    /// A stream that waits to begin.
+    waits: Option<(u64, u32)>,
 }
 
 pub struct World {
@@ -254,6 +259,14 @@ impl World {
 
     pub fn reply(&mut self, reply: &Reply) {
         self.agent.reply(reply, time(self.ms)).unwrap();
+    }
+
+    /// Answers a start that waits.
+    pub fn release(&mut self) {
+        let socket = self.sockets[Conn::Stream as usize].as_mut().unwrap();
+        socket.streams = Some(socket.waits.take().unwrap());
+        self.arrive(Conn::Stream, &copy_both());
+        self.run();
     }
 
     /// Ends both connections.
@@ -436,6 +449,10 @@ fn command(host: &mut Host, socket: &mut Socket, text: &str) -> Vec<u8> {
         let at = words.iter().find_map(|word| word.parse::<Lsn>().ok()).unwrap().0;
         let timeline = words.last().unwrap().parse().unwrap();
         assert!(at <= host.end(), "{text}");
+        if host.is_slow {
+            socket.waits = Some((at, timeline));
+            return vec![];
+        }
         socket.streams = Some((at, timeline));
         return copy_both();
     }
