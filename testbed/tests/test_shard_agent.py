@@ -94,8 +94,8 @@ def commits(first: int, *servers: PgServer) -> list[tuple[int, int]]:
 
 
 def check_log(agents: list[Agent], *servers: PgServer) -> list[dict]:
-    """Checks that the backup has the servers' log without a gap, and that each end of a transaction has an entry with its
-    stamp: the greatest up to it, or one beyond a time of doubt. Returns the entries of transactions."""
+    """Checks that the backup has the servers' log without a gap, and that each end of a transaction has an entry with
+    its stamp: the greatest up to it, or one beyond a time of doubt. Returns the entries of transactions."""
     entries = [entry for agent in agents for entry in agent.entries()]
     assert entries[0]["jump"] and not any(entry["jump"] for entry in entries[1:])
     begin = end = number(entries[0]["end"])
