@@ -1,7 +1,7 @@
 //! A primary that is played by hand, on any number of hosts, and a backup in memory.
 
 use crate::messages::{answer, authentication, copy_both, message, ready};
-use crate::writer::{MESSAGES, Parts, SEGMENT, SYSTEM, TRANSACTIONS, Writer, end};
+use crate::writer::{Parts, SEGMENT, SYSTEM, TRANSACTIONS, Writer, end};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tidelock_clock::{Verdict, Why};
@@ -15,6 +15,8 @@ use tidelock_wal::{Ending, Kind, Lsn, PgTimestamp};
 pub const START: u64 = SEGMENT as u64;
 pub const EPSILON_NS: u64 = 100_000;
 pub const CLOCK_ERROR_MAX_NS: u64 = 1_000_000;
+/// Manager of messages that clients put into the log.
+const MESSAGES: u8 = 21;
 const WALL_US: i64 = 850_000_000_000_000;
 pub const GOOD: Verdict = Verdict::Believed { epsilon_ns: EPSILON_NS };
 pub const BAD: Verdict = Verdict::NotBelieved { why: Why::NoMaster };

@@ -3,8 +3,10 @@
 use super::random::ended;
 use super::*;
 use tidelock_wal::{Ending, Fault, Kind, PgTimestamp, Xid};
-use writer::{LOG, MESSAGES, Parts, TRANSACTIONS, end, part, prepare};
+use writer::{LOG, Parts, TRANSACTIONS, end, part, prepare};
 
+/// Manager of messages that clients put into the log.
+const MESSAGES: u8 = 21;
 const STAMP: i64 = 849_361_606_123_456;
 const ENDINGS: [Ending; 4] =
     [Ending::Commit, Ending::Abort, Ending::CommitPrepared, Ending::AbortPrepared];

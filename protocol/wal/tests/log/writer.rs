@@ -11,7 +11,6 @@ pub const SYSTEM: u64 = 7_000_000_000_000_000_001;
 
 pub const LOG: u8 = 0;
 pub const TRANSACTIONS: u8 = 1;
-pub const MESSAGES: u8 = 21;
 /// Manager and info of a record that nothing is known about.
 pub const HEAP_INSERT: (u8, u8) = (10, 0);
 
