@@ -89,10 +89,10 @@ struct Host {
 }
 
 /// A shard that a host ships.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Led {
     /// The log that it has stated.
-    origin: Origin,
+    origin: Option<Origin>,
     stands: Option<String>,
 }
 
@@ -249,7 +249,7 @@ impl<S: Storage> Store<S> {
         now_ms: u64,
     ) -> Result<(), Refusal> {
         let led = self.hosts[&link].shards.get(&shard);
-        let Some(Led { origin, .. }) = led else {
+        let Some(Led { origin: Some(origin), .. }) = led else {
             return Err(invalid(format!("shard {shard} has not said which log it ships")));
         };
         if self.manifest.origins.get(&shard) != Some(origin) {
@@ -277,6 +277,17 @@ impl<S: Storage> Store<S> {
         now_ms: u64,
     ) -> Result<(), Refusal> {
         match message {
+            StoreMessage::AskOrigin => {
+                if channel.0 >= self.log.shards() {
+                    return Err(invalid(format!("the store has no shard {channel}")));
+                }
+                if let Some(host) = self.hosts.get_mut(&link) {
+                    host.shards.entry(channel.0).or_default();
+                }
+                let origin = self.manifest.origins.get(&channel.0).cloned();
+                self.send(link, channel, StoreMessage::OnRecord { origin });
+                Ok(())
+            }
             StoreMessage::Origin(origin) => self.origin(link, channel.0, origin),
             StoreMessage::Stands { reason } => {
                 let host = self.hosts.get_mut(&link);
@@ -298,6 +309,7 @@ impl<S: Storage> Store<S> {
             StoreMessage::Hello { .. }
             | StoreMessage::Welcome { .. }
             | StoreMessage::Refused { .. }
+            | StoreMessage::OnRecord { .. }
             | StoreMessage::Ask { .. }
             | StoreMessage::Jump { .. }
             | StoreMessage::Reply(_)
@@ -323,7 +335,7 @@ impl<S: Storage> Store<S> {
             self.keep(manifest)?;
         }
         if let Some(host) = self.hosts.get_mut(&link) {
-            host.shards.insert(shard, Led { origin, stands: None });
+            host.shards.entry(shard).or_default().origin = Some(origin);
         }
         Ok(())
     }
@@ -336,7 +348,8 @@ impl<S: Storage> Store<S> {
         (after, through): (Hlc, Hlc),
         now_ms: u64,
     ) -> Result<(), Refusal> {
-        if !self.hosts[&link].shards.contains_key(&shard) {
+        let led = self.hosts[&link].shards.get(&shard);
+        if led.is_none_or(|led| led.origin.is_none()) {
             return Err(invalid(format!("shard {shard} has not said which log it ships")));
         }
         let judged = self.plausible.hlc("the end of a time of doubt", through, now_ms);
@@ -361,7 +374,9 @@ impl<S: Storage> Store<S> {
     /// The connection over which a shard's server of the log on record is reached.
     fn leader(&self, shard: u16) -> Option<Link> {
         let origin = self.manifest.origins.get(&shard)?;
-        let leads = |host: &Host| host.shards.get(&shard).is_some_and(|led| led.origin == *origin);
+        let leads = |host: &Host| {
+            host.shards.get(&shard).is_some_and(|led| led.origin.as_ref() == Some(origin))
+        };
         self.hosts.iter().rev().find(|(_, host)| leads(host)).map(|(link, _)| *link)
     }
 
@@ -535,7 +550,8 @@ impl<S: Storage> Store<S> {
     pub fn status(&self) -> StoreStatus {
         let shards = (0..).zip(&self.manifest.shards).map(|(shard, name)| {
             let standing = self.log.standing(shard).unwrap_or_default();
-            let host = self.leader(shard).and_then(|link| self.hosts.get(&link));
+            let any = || self.hosts.values().rfind(|host| host.shards.contains_key(&shard));
+            let host = self.leader(shard).and_then(|link| self.hosts.get(&link)).or_else(any);
             ShardStatus {
                 name: name.clone(),
                 host: host.map(|host| host.name.clone()),

@@ -56,6 +56,13 @@ pub enum Heard {
         /// Its name.
         server: String,
     },
+    /// The log of a shard that is on record at the backup.
+    OnRecord {
+        /// The shard.
+        shard: u16,
+        /// The log; none, if nothing of the shard was ever shipped.
+        origin: Option<Origin>,
+    },
     /// An answer for a shard's agent.
     Reply {
         /// The shard.
@@ -182,6 +189,9 @@ impl HostEnd {
             StoreMessage::Reply(reply) if shard < self.shards => {
                 Some(Heard::Reply { shard, reply })
             }
+            StoreMessage::OnRecord { origin } if shard < self.shards => {
+                Some(Heard::OnRecord { shard, origin })
+            }
             StoreMessage::Progress { watermark, updated } => {
                 Some(Heard::Progress { watermark, updated })
             }
@@ -212,10 +222,13 @@ impl HostEnd {
             StoreMessage::Close { tunnel, .. } => {
                 self.tunnels.remove(&tunnel).map(|_| Heard::Close { tunnel })
             }
-            StoreMessage::Reply(_) => return Err(LinkError::Protocol("a reply for no shard")),
+            StoreMessage::Reply(_) | StoreMessage::OnRecord { .. } => {
+                return Err(LinkError::Protocol("a reply for no shard"));
+            }
             StoreMessage::Hello { .. }
             | StoreMessage::Welcome { .. }
             | StoreMessage::Refused { .. }
+            | StoreMessage::AskOrigin
             | StoreMessage::Origin(_)
             | StoreMessage::Ask { .. }
             | StoreMessage::Jump { .. }
@@ -225,6 +238,11 @@ impl HostEnd {
                 return Err(LinkError::Protocol("a message that no backup sends"));
             }
         })
+    }
+
+    /// Asks which log of a shard is on record.
+    pub fn ask_origin(&mut self, shard: u16) {
+        frame::encode_control(Channel(shard), &StoreMessage::AskOrigin, &mut self.out);
     }
 
     /// Says which log a shard's positions are of: before the agent's first message, and when it changes.

@@ -92,6 +92,13 @@ pub enum StoreMessage {
         /// Why, and what to do, for people.
         reason: String,
     },
+    /// Host: which log of the shard is on record?
+    AskOrigin,
+    /// Backup: the log on record; none, if nothing of the shard was ever shipped.
+    OnRecord {
+        /// The log.
+        origin: Option<Origin>,
+    },
     /// Host: the log that the shard's positions are of. Before the first [`StoreMessage::Ask`], and whenever it changes.
     Origin(Origin),
     /// Host: where does the backup stand?
@@ -215,7 +222,7 @@ impl Control for StoreMessage {
                 )
             }
             Self::Welcome { server, .. } => holds(bounds::is_text(server), TEXT),
-            Self::Origin(origin) => {
+            Self::Origin(origin) | Self::OnRecord { origin: Some(origin) } => {
                 let history = &origin.history;
                 holds(history.len() <= ORIGIN_MAX_BYTES, "a timeline history above 64 KiB")
             }
@@ -225,6 +232,8 @@ impl Control for StoreMessage {
             ),
             Self::Jump { after, to, .. } => holds(to.index > *after, "a jump that goes back"),
             Self::Refused { .. }
+            | Self::AskOrigin
+            | Self::OnRecord { origin: None }
             | Self::Doubt { .. }
             | Self::Ask { .. }
             | Self::Reply(_)

@@ -118,6 +118,9 @@ fn entries_are_taken_only_of_the_log_on_record() {
     let mut store = served(&Memory::new());
     store.connected(OTHER, "h1", &names(&["s0", "s1"])).unwrap();
     store.take_outputs();
+    say(&mut store, OTHER, 0, StoreMessage::AskOrigin);
+    let on_record = StoreMessage::OnRecord { origin: Some(origin(1, "")) };
+    assert_eq!(heard(&store.take_outputs(), OTHER), [(0, on_record)]);
     ship(&mut store, OTHER, 0, &message(0, vec![entry(10, 5)]));
     assert_eq!(end_of(&mut store, OTHER), Some(RefusalKind::Invalid), "no log was named");
     ship(&mut store, HOST, 0, &message(0, vec![entry(10, 5)]));
