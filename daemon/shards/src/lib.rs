@@ -32,6 +32,7 @@
 //! | `belief` | the clock guard's verdicts, and stamps that are believed |
 //! | `look` | queries about the server, and their answers |
 //! | `failure` | why a server is given up, why a shard stands, and what to do |
+//! | `store` | [`StoreHost`]: all agents of a store at this host, and their link to the backup |
 //! | `status` | state for operators |
 //! | `config` | configuration |
 #![forbid(unsafe_code)]
@@ -46,9 +47,11 @@ mod look;
 mod server;
 mod ship;
 mod status;
+mod store;
 
 pub use agent::{Action, Conn, ShardAgent};
 pub use config::Config;
 pub use failure::{ClockStand, HostFailure, Stand};
 pub use look::{SlotStanding, WalStatus};
 pub use status::{FailureStatus, ServerStatus, StandStatus, Status};
+pub use store::{StoreAction, StoreHost, StoreHostStatus, StoreNames};

@@ -1,0 +1,380 @@
+//! A store at one primary host: the agents of the shards that are led here, and their link to the backup. Bytes, events and time
+//! in, actions out.
+
+use crate::agent::{Action, Conn, ShardAgent};
+use crate::failure::HostFailure;
+use crate::status::Status;
+use bytes::Bytes;
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use tidelock_clock::Verdict;
+use tidelock_pgstream::Now;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_shard::host::{Heard, HostEnd};
+
+/// The store, as this host knows it.
+#[derive(Clone, Debug)]
+pub struct StoreNames {
+    /// This host.
+    pub host: String,
+    /// Software and version, for the backup's log.
+    pub software: String,
+    /// The store.
+    pub store: String,
+    /// All its shards by number.
+    pub shards: Vec<String>,
+}
+
+/// Work for the caller.
+#[derive(Debug)]
+pub enum StoreAction {
+    /// Connect to the backup; then [`StoreHost::linked`] or [`StoreHost::link_lost`].
+    Link,
+    /// Close the connection to the backup.
+    Unlink,
+    /// Connect to a host of a shard's list ([`Action::Connect`]).
+    Connect {
+        /// The shard.
+        shard: u16,
+        /// The connection that is wanted.
+        conn: Conn,
+        /// The host, from 0.
+        host: usize,
+    },
+    /// Close a connection to a shard's server ([`Action::Disconnect`]).
+    Disconnect {
+        /// The shard.
+        shard: u16,
+        /// The connection.
+        conn: Conn,
+    },
+    /// A server has failed. For the log.
+    Failed {
+        /// The shard.
+        shard: u16,
+        /// The host, from 0.
+        host: usize,
+        /// The failure.
+        failure: HostFailure,
+        /// Advice to the operator.
+        advice: String,
+    },
+    /// Connect to the host that leads the shard now, for a tunnel.
+    OpenTunnel {
+        /// The shard.
+        shard: u16,
+        /// The host, from 0.
+        host: usize,
+        /// The tunnel.
+        tunnel: u32,
+    },
+    /// Bytes for the server at the end of a tunnel; then [`StoreHost::tunnel_wrote`].
+    TunnelData {
+        /// The tunnel.
+        tunnel: u32,
+        /// The bytes.
+        data: Bytes,
+    },
+    /// Close the connection at the end of a tunnel.
+    CloseTunnel {
+        /// The tunnel.
+        tunnel: u32,
+    },
+}
+
+/// State of a store at this host, for operators.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreHostStatus {
+    /// The store.
+    pub store: String,
+    /// The backup server, while it is connected.
+    pub backup: Option<String>,
+    /// Why it is not, or why the last connection ended.
+    pub link_error: Option<String>,
+    /// Shards that are led here, by name.
+    pub shards: BTreeMap<String, Status>,
+}
+
+/// Time before the next attempt to reach the backup.
+const LINK_RETRY: Duration = Duration::from_millis(500);
+
+/// A store at this host.
+#[derive(Debug)]
+pub struct StoreHost {
+    names: StoreNames,
+    agents: BTreeMap<u16, ShardAgent>,
+    link: Option<HostEnd>,
+    /// While there is no link: the next attempt.
+    link_at: Option<Duration>,
+    server: Option<String>,
+    link_error: Option<String>,
+    actions: VecDeque<StoreAction>,
+    progress: (Hlc, Hlc),
+    /// Why stamps stand still, by shard: the backup is told again on each connection.
+    stands: BTreeMap<u16, Option<String>>,
+}
+
+fn mono(now: Now) -> MonoNanos {
+    MonoNanos(u64::try_from(now.mono.as_nanos()).unwrap_or(u64::MAX))
+}
+
+impl StoreHost {
+    /// A store whose shards of these numbers are led here.
+    #[must_use]
+    pub fn new(names: StoreNames, agents: BTreeMap<u16, ShardAgent>, now: Now) -> Self {
+        Self {
+            names,
+            agents,
+            link: None,
+            link_at: Some(now.mono),
+            server: None,
+            link_error: None,
+            actions: VecDeque::new(),
+            progress: (Hlc(0), Hlc(0)),
+            stands: BTreeMap::new(),
+        }
+    }
+
+    /// Next action.
+    pub fn poll(&mut self) -> Option<StoreAction> {
+        self.actions.pop_front()
+    }
+
+    /// Time, and the clock guard's verdict: before every other input, so that no log is taken under an old one.
+    pub fn tick(&mut self, verdict: Verdict, now: Now) {
+        for agent in self.agents.values_mut() {
+            agent.clock(verdict, now);
+            agent.tick(now);
+        }
+        if self.link_at.is_some_and(|at| at <= now.mono) {
+            self.link_at = None;
+            self.actions.push_back(StoreAction::Link);
+        }
+        if let Some(link) = &mut self.link
+            && let Err(error) = link.tick(mono(now))
+        {
+            self.unlink(error.to_string(), now);
+        }
+        self.work(now);
+    }
+
+    /// Time of the next [`StoreHost::tick`] if nothing else happens, as [`Now::mono`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        let link = self.link.as_ref().map(|link| Duration::from_nanos(link.deadline().0));
+        let agents = self.agents.values().filter_map(ShardAgent::deadline);
+        agents.chain(link).chain(self.link_at).min()
+    }
+
+    /// The backup is connected: TLS is done.
+    pub fn linked(&mut self, now: Now) {
+        let StoreNames { host, software, store, shards } = &self.names;
+        self.link = Some(HostEnd::new(host, software, store, shards, mono(now)));
+    }
+
+    /// The backup was not reached, or the connection to it has ended.
+    pub fn link_lost(&mut self, why: String, now: Now) {
+        // What it was told by the backup says more than how the socket ended.
+        if self.link_at.is_none() {
+            self.unlinked(why, now);
+        }
+        self.work(now);
+    }
+
+    fn unlink(&mut self, why: String, now: Now) {
+        self.actions.push_back(StoreAction::Unlink);
+        self.unlinked(why, now);
+    }
+
+    fn unlinked(&mut self, why: String, now: Now) {
+        (self.link, self.server, self.link_error) = (None, None, Some(why));
+        self.link_at = Some(now.mono + LINK_RETRY);
+        self.agents.values_mut().for_each(|agent| agent.backup_lost(now));
+    }
+
+    /// The link, for its bytes: [`HostEnd::input`] and [`HostEnd::output`].
+    pub fn link(&mut self) -> Option<&mut HostEnd> {
+        self.link.as_mut()
+    }
+
+    /// Bytes have come into the link's input.
+    pub fn link_received(&mut self, now: Now) {
+        let Some(link) = &mut self.link else { return };
+        let mut heard = Vec::new();
+        let end = link.received(mono(now), &mut heard);
+        for heard in heard {
+            self.hear(heard, now);
+        }
+        if let Err(error) = end {
+            self.unlink(error.to_string(), now);
+        }
+        self.work(now);
+    }
+
+    fn hear(&mut self, heard: Heard, now: Now) {
+        match heard {
+            Heard::Welcome { server } => {
+                (self.server, self.link_error) = (Some(server), None);
+                let Some(link) = &mut self.link else { return };
+                for shard in self.agents.keys() {
+                    link.ask_origin(*shard);
+                    if let Some(Some(reason)) = self.stands.get(shard) {
+                        link.stands(*shard, Some(reason.clone()));
+                    }
+                }
+            }
+            Heard::OnRecord { shard, origin } => {
+                if let Some(agent) = self.agents.get_mut(&shard) {
+                    agent.backup_connected(origin, now);
+                    let (watermark, updated) = self.progress;
+                    agent.progress(watermark, updated, now);
+                }
+            }
+            Heard::Reply { shard, reply } => {
+                let Some(agent) = self.agents.get_mut(&shard) else { return };
+                if let Err(error) = agent.reply(&reply, now) {
+                    self.unlink(error.to_string(), now);
+                }
+            }
+            Heard::Progress { watermark, updated } => {
+                self.progress = (watermark, updated);
+                for agent in self.agents.values_mut() {
+                    agent.progress(watermark, updated, now);
+                }
+            }
+            Heard::Open { shard, tunnel } => match self.agents.get(&shard) {
+                Some(agent) => {
+                    let host = agent.host();
+                    self.actions.push_back(StoreAction::OpenTunnel { shard, host, tunnel });
+                }
+                None => self.tunnel_closed(tunnel, Some("the shard is not led here".to_owned())),
+            },
+            Heard::Data { tunnel, data } => {
+                self.actions.push_back(StoreAction::TunnelData { tunnel, data });
+            }
+            // Whoever reads for the tunnel looks at its room.
+            Heard::Room { .. } => {}
+            Heard::Close { tunnel } => {
+                self.actions.push_back(StoreAction::CloseTunnel { tunnel });
+            }
+        }
+    }
+
+    /// The agent of a shard, for the bytes of its connections: [`ShardAgent::output`] and [`ShardAgent::wants`].
+    pub fn agent(&mut self, shard: u16) -> Option<&mut ShardAgent> {
+        self.agents.get_mut(&shard)
+    }
+
+    /// A connection to a shard's server is there.
+    pub fn connected(&mut self, shard: u16, conn: Conn, now: Now) {
+        self.with(shard, now, |agent| agent.connected(conn, now));
+    }
+
+    /// A shard's server cannot be reached.
+    pub fn unreachable(&mut self, shard: u16, conn: Conn, reason: &str, now: Now) {
+        self.with(shard, now, |agent| agent.unreachable(conn, reason, now));
+    }
+
+    /// Bytes of a shard's server.
+    pub fn received(&mut self, shard: u16, conn: Conn, bytes: &[u8], now: Now) {
+        self.with(shard, now, |agent| agent.received(conn, bytes, now));
+    }
+
+    /// A shard's server has closed a connection, or it broke.
+    pub fn closed(&mut self, shard: u16, conn: Conn, now: Now) {
+        self.with(shard, now, |agent| agent.closed(conn, now));
+    }
+
+    /// Gives an order of the operator to a shard's agent.
+    pub fn with(&mut self, shard: u16, now: Now, then: impl FnOnce(&mut ShardAgent)) {
+        if let Some(agent) = self.agents.get_mut(&shard) {
+            then(agent);
+        }
+        self.work(now);
+    }
+
+    /// The most bytes that may be read for a tunnel now.
+    #[must_use]
+    pub fn tunnel_room(&self, tunnel: u32) -> usize {
+        self.link.as_ref().map_or(0, |link| link.tunnel_room(tunnel))
+    }
+
+    /// The server at the end of a tunnel has sent bytes, no more than may be.
+    pub fn tunnel_read(&mut self, tunnel: u32, data: Bytes) {
+        if let Some(link) = &mut self.link {
+            link.tunnel_send(tunnel, data);
+        }
+    }
+
+    /// The server at the end of a tunnel has taken bytes.
+    pub fn tunnel_wrote(&mut self, tunnel: u32, bytes: usize) {
+        if let Some(link) = &mut self.link {
+            link.tunnel_taken(tunnel, bytes);
+        }
+    }
+
+    /// The server at the end of a tunnel has closed the connection, or was not reached.
+    pub fn tunnel_closed(&mut self, tunnel: u32, reason: Option<String>) {
+        if let Some(link) = &mut self.link {
+            link.close_tunnel(tunnel, reason);
+        }
+    }
+
+    /// What agents want goes to the link, or to the caller.
+    fn work(&mut self, now: Now) {
+        let mut broken = None;
+        for (shard, agent) in &mut self.agents {
+            let shard = *shard;
+            while let Some(action) = agent.poll() {
+                let link = self.link.as_mut();
+                match (action, link) {
+                    (Action::Connect { conn, host }, _) => {
+                        self.actions.push_back(StoreAction::Connect { shard, conn, host });
+                    }
+                    (Action::Disconnect(conn), _) => {
+                        self.actions.push_back(StoreAction::Disconnect { shard, conn });
+                    }
+                    (Action::Failed { host, failure, advice }, _) => {
+                        let failed = StoreAction::Failed { shard, host, failure, advice };
+                        self.actions.push_back(failed);
+                    }
+                    (Action::Origin(origin), Some(link)) => link.origin(shard, origin),
+                    (Action::Doubt { after, through }, Some(link)) => {
+                        link.doubt(shard, after, through);
+                    }
+                    (Action::Backup(message), Some(link)) => {
+                        broken = link.send(shard, &message).err().or(broken);
+                    }
+                    (Action::Stands(reason), link) => {
+                        if let Some(link) = link.filter(|link| link.has_room()) {
+                            link.stands(shard, reason.clone());
+                        }
+                        self.stands.insert(shard, reason);
+                    }
+                    // Nobody hears it. The agent says it again when the backup is there.
+                    (Action::Origin(_) | Action::Doubt { .. } | Action::Backup(_), None) => {}
+                }
+            }
+        }
+        if let Some(error) = broken {
+            self.unlink(error.to_string(), now);
+        }
+    }
+
+    /// The state of the store at this host.
+    #[must_use]
+    pub fn status(&self) -> StoreHostStatus {
+        let name = |shard: u16| self.names.shards.get(usize::from(shard)).cloned();
+        let shards = self.agents.iter();
+        StoreHostStatus {
+            store: self.names.store.clone(),
+            backup: self.server.clone(),
+            link_error: self.link_error.clone(),
+            shards: shards
+                .filter_map(|(shard, agent)| Some((name(*shard)?, agent.status())))
+                .collect(),
+        }
+    }
+}
