@@ -18,3 +18,4 @@ pub mod host;
 pub mod metrics;
 pub mod nbd_tap;
 mod private_socket;
+pub mod stores;

@@ -558,6 +558,10 @@ mod tests {
             status()
         }
 
+        fn stores(&self) -> Vec<crate::stores::StoreReport> {
+            Vec::new()
+        }
+
         fn set_mode(&self, _: &str, _: Mode) -> Result<ModeChange, ControlError> {
             unreachable!("metrics switch nothing")
         }

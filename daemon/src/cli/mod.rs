@@ -20,6 +20,7 @@ pub mod verify;
 
 use crate::config;
 use crate::control::{BookmarkWish, Client, ClientError, VerifyWish};
+use crate::stores::StoreReport;
 use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -275,13 +276,17 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Status { daemon, json, check } => {
-            let status = Client::connect(&daemon.socket)?.status()?;
+            let mut client = Client::connect(&daemon.socket)?;
+            let (status, stores) = (client.status()?, client.stores()?);
             if json {
-                print(&(serde_json::to_string_pretty(&status)? + "\n"))?;
+                let mut all = serde_json::to_value(&status)?;
+                all["stores"] = stores.iter().map(|store| store.status.clone()).collect();
+                print(&(serde_json::to_string_pretty(&all)? + "\n"))?;
             } else {
                 print(&status_text::render(&status, paint::Paint::for_stdout()))?;
+                stores.iter().try_for_each(|store| print(&store.text))?;
             }
-            let fine = !check || status.is_fine();
+            let fine = !check || status.is_fine() && stores.iter().all(StoreReport::is_fine);
             return Ok(if fine { ExitCode::SUCCESS } else { EXIT_NOT_PROTECTED.into() });
         }
         Command::Top { daemon, interval } => {

@@ -17,6 +17,7 @@ mod network;
 mod on_disk;
 mod read;
 mod rules;
+mod store;
 mod unreachable;
 
 use std::net::IpAddr;
@@ -31,6 +32,7 @@ use tidelock_protocol::tag;
 
 pub use machine::{certificate_warning, check_for_start, check_machine, disk_size, read_machine};
 pub use read::parse;
+pub use store::{ClockSource, Shard, Store};
 pub use unreachable::WhenUnreachable;
 
 /// Where the configuration is if nobody says otherwise.
@@ -76,6 +78,10 @@ pub struct Config {
     pub metrics: Option<std::net::SocketAddr>,
     /// The groups, in order.
     pub groups: Vec<Group>,
+    /// Who measures the clock that stamps of stores are taken from.
+    pub clock: ClockSource,
+    /// The stores.
+    pub stores: Vec<Store>,
 }
 
 /// This host.

@@ -7,6 +7,7 @@ use tidelock_config::{Diagnostics, HostPort, Located, Name, Section};
 
 use super::group::read_group;
 use super::rules;
+use super::store::{read_clock, read_store};
 use super::{Backup, Config, Host, LogFormat, Security};
 
 /// Reads and checks a configuration. `file` is a name for the diagnostics.
@@ -24,12 +25,16 @@ pub fn parse(file: &str, text: &str) -> Result<Config, Diagnostics> {
         let place =
             FileContext { runtime_dir: &runtime_dir, host: here, count: Counters::default() };
         let groups = root.tables("group", |group| read_group(group, &place));
-        if !root.has("group") {
-            let (what, instead) = ("missing section [[group]]", "[[group]] and its keys");
+        let clock = read_clock(root);
+        let stores = root.tables("store", read_store);
+        if !root.has("group") && !root.has("store") {
+            let (what, instead) =
+                ("missing section [[group]]", "[[group]] and its keys, or [[store]]");
             root.fail(&root.place(), what, instead);
         }
         rules::check(root, &groups);
-        Some(Config { host: host?, backup: backup?, metrics: metrics.map(|m| m.value), groups })
+        let metrics = metrics.map(|m| m.value);
+        Some(Config { host: host?, backup: backup?, metrics, groups, clock, stores })
     })
 }
 

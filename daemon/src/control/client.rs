@@ -4,6 +4,7 @@ use super::{
     ANSWER_MAX_BYTES, AdoptedDisk, Answer, BookmarkState, BookmarkWish, ControlError, ModeChange,
     Request, SwitchState, SwitchWish, VerifyBegun, VerifyWish,
 };
+use crate::stores::StoreReport;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -73,6 +74,14 @@ impl Client {
                 "status schema {} instead of {SCHEMA}",
                 status.schema
             ))),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The state of each store.
+    pub fn stores(&mut self) -> Result<Vec<StoreReport>, ClientError> {
+        match self.ask(&Request::Stores)? {
+            Answer::Stores(stores) => Ok(stores),
             other => Err(unexpected(&other)),
         }
     }
@@ -185,6 +194,7 @@ impl Client {
 fn unexpected(answer: &Answer) -> ClientError {
     let kind = match answer {
         Answer::Status(_) => "status",
+        Answer::Stores(_) => "stores",
         Answer::Mode(_) => "mode",
         Answer::Verify(_) => "verify",
         Answer::Bookmarking(_) => "bookmarking",

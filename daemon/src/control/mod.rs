@@ -42,6 +42,7 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 
+use crate::stores::StoreReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -66,6 +67,8 @@ pub const IDLE_MAX: Duration = Duration::from_secs(60);
 pub trait ControlTarget: Send + Sync + 'static {
     /// A snapshot of now.
     fn status(&self) -> Status;
+    /// The state of each store.
+    fn stores(&self) -> Vec<StoreReport>;
     /// Switches a group's mode until the next start.
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError>;
     /// Begins to compare the sites, or ends that. How it goes is in the status.
@@ -95,6 +98,8 @@ pub trait ControlTarget: Send + Sync + 'static {
 pub enum Request {
     /// The status of everything.
     Status,
+    /// The state of each store.
+    Stores,
     /// Switch a group's mode until the next start.
     Mode {
         /// The group.
@@ -282,6 +287,8 @@ pub enum BookmarkState {
 pub enum Answer {
     /// To [`Request::Status`].
     Status(Box<Status>),
+    /// To [`Request::Stores`].
+    Stores(Vec<StoreReport>),
     /// To [`Request::Mode`].
     Mode(ModeChange),
     /// To [`Request::Verify`].

@@ -111,6 +111,7 @@ async fn converse(stream: UnixStream, target: &dyn ControlTarget) -> io::Result<
 fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
     match request {
         Request::Status => Answer::Status(Box::new(target.status())),
+        Request::Stores => Answer::Stores(target.stores()),
         Request::Mode { group, mode } => match target.set_mode(&group, mode) {
             Ok(change) => {
                 tracing::info!(

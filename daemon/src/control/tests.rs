@@ -15,6 +15,10 @@ struct Fake {
 }
 
 impl ControlTarget for Fake {
+    fn stores(&self) -> Vec<crate::stores::StoreReport> {
+        Vec::new()
+    }
+
     fn status(&self) -> Status {
         let mut status = example_status::status();
         status.groups[0].mode = *self.mode.lock().unwrap();

@@ -54,8 +54,9 @@ pub struct Endpoint {
     pub hello: Hello,
 }
 
-trait Stream: AsyncRead + AsyncWrite + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+/// A connection, with or without TLS.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// An attempt to connect.
 type Attempt<'a> = Pin<Box<dyn Future<Output = Result<Box<dyn Stream>, ConnectionError>> + 'a>>;
@@ -202,7 +203,8 @@ impl Timer {
     }
 }
 
-async fn connect(endpoint: &Endpoint) -> Result<Box<dyn Stream>, ConnectionError> {
+/// Connects to the backup.
+pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Box<dyn Stream>, ConnectionError> {
     let tcp = TcpStream::connect(&endpoint.address).await?;
     tcp.set_nodelay(true)?;
     socket2::SockRef::from(&tcp).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES)?;

@@ -17,6 +17,7 @@ impl Host {
     /// nobody while it is not protected. What could not be finished within the timeout is said.
     pub async fn stop(&self) -> Result<(), HostError> {
         self.stopping.store(true, Ordering::SeqCst);
+        self.stores.stop();
         let until = Instant::now() + DRAIN_TIMEOUT;
         let mut drains = Vec::new();
         for group in &self.groups {

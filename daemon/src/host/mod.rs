@@ -32,6 +32,7 @@ use crate::control::{
 };
 use crate::driver::link::{self as link_driver, Endpoint, Security as LinkSecurity};
 use crate::held_gate::HeldGate;
+use crate::stores::{StoreReport, Stores};
 use gating::Unread;
 use launch::{Launch, group_start};
 pub(crate) use launch::{records_of, state_file};
@@ -122,6 +123,9 @@ pub enum HostError {
     /// The backup's name.
     #[error(transparent)]
     ServerName(#[from] tidelock_tls::TlsError),
+    /// Stores.
+    #[error("the stores of this host cannot start: {0}")]
+    Stores(io::Error),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -203,6 +207,9 @@ struct HostGroup {
 /// The running daemon.
 pub struct Host {
     config: Config,
+    stores: Stores,
+    /// Of a host without groups: no loop can fail.
+    without_loops: Option<watch::Sender<Option<Arc<HostError>>>>,
     started_at: MonoNanos,
     /// Text for status: the clocks by which this host notices that it was paused. `None`: it is no virtual machine.
     virtual_machine: Option<String>,
@@ -306,7 +313,11 @@ impl Host {
         rules_kept::start(&gate)?;
         let handles = groups.iter().filter_map(|group| group.gate.clone()).collect();
         let virtual_machine = pauses::start(&gate, handles)?;
-        let host = Host {
+        let endpoint = endpoint(&config)?;
+        let stores = Stores::start(&config, &endpoint).map_err(HostError::Stores)?;
+        let mut host = Host {
+            stores,
+            without_loops: None,
             started_at: clock::mono_now(),
             virtual_machine,
             config,
@@ -324,7 +335,10 @@ impl Host {
             failure,
         };
         host.begin_groups();
-        let endpoint = endpoint(&host.config)?;
+        if host.config.groups.is_empty() {
+            host.without_loops = Some(failed);
+            return Ok(host);
+        }
         let link_thread = spawn("link", move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = match runtime {
@@ -386,6 +400,10 @@ impl Host {
 impl ControlTarget for Host {
     fn status(&self) -> Status {
         Host::status(self)
+    }
+
+    fn stores(&self) -> Vec<StoreReport> {
+        self.stores.reports()
     }
 
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError> {
