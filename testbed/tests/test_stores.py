@@ -55,6 +55,7 @@ class Store:
             f'address = "127.0.0.1:{BACKUP_PORT}"',
             "plaintext = true",
             "[clock]",
+            'source = "assumed"',
             'assume_error = "100us"',
             "[[store]]",
             'name = "orders"',

@@ -85,26 +85,31 @@ impl Shard {
 
 pub(super) fn read_clock(root: &mut Section<'_>) -> ClockSource {
     let source = root.optional_table("clock", |clock| {
-        let ptp4l = clock.optional::<PathBuf>("ptp4l");
+        let kinds = [("ptp4l", 0), ("chrony", 1), ("assumed", 2)];
+        let kind = clock.choice("source", &kinds);
+        let socket = clock.or("ptp4l", PathBuf::from("/run/ptp4l"));
         let domain = clock.or("ptp_domain", 0u32);
-        let chrony = clock.optional::<SocketAddr>("chrony");
-        let assumed = clock.optional::<Duration>("assume_error");
-        let place = clock.place();
-        let given = [ptp4l.is_some(), chrony.is_some(), assumed.is_some()];
-        if given.iter().filter(|given| **given).count() != 1 {
-            let what = "[clock] needs exactly one of `ptp4l`, `chrony`, `assume_error`";
-            clock.fail(&place, what, "ptp4l = \"/run/ptp4l\"");
-            return None;
-        }
+        let chrony = clock.or("chrony", SocketAddr::from(([127, 0, 0, 1], 323)));
+        let assumed = clock.or("assume_error", Duration::from_millis(1));
         if domain.value > 127 {
             clock.fail(&domain.place, "`ptp_domain` is above 127", "0 to 127");
         }
-        let domain = u8::try_from(domain.value).unwrap_or_default();
-        let ptp4l = ptp4l.map(|socket| ClockSource::Ptp4l { socket: socket.value, domain });
-        let chrony = chrony.map(|address| ClockSource::Chrony { address: address.value });
-        let ns = |error: Duration| u64::try_from(error.as_nanos()).unwrap_or(u64::MAX);
-        let assumed = assumed.map(|error| ClockSource::Assumed { epsilon_ns: ns(error.value) });
-        ptp4l.or(chrony).or(assumed)
+        let Some(kind) = kind else {
+            let what = "`source` is missing in [clock]";
+            clock.fail(&clock.place(), what, "source = \"ptp4l\", \"chrony\" or \"assumed\"");
+            return None;
+        };
+        Some(match *kind {
+            0 => {
+                let domain = u8::try_from(domain.value).unwrap_or_default();
+                ClockSource::Ptp4l { socket: socket.value, domain }
+            }
+            1 => ClockSource::Chrony { address: chrony.value },
+            _ => {
+                let epsilon_ns = u64::try_from(assumed.value.as_nanos()).unwrap_or(u64::MAX);
+                ClockSource::Assumed { epsilon_ns }
+            }
+        })
     });
     source.unwrap_or(ClockSource::None)
 }
