@@ -19,7 +19,7 @@ use tidelock_shard::{Backup, IdleShard, LogIndex, LogPoint, Psa, PsaError, Reply
 use tidelock_wal::{Lsn, TimelineHistory, TimelineId};
 
 /// The two connections to a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Conn {
     /// Streams the log.
     Stream,

@@ -378,3 +378,132 @@ impl StoreHost {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use bytes::BytesMut;
+    use tidelock_pgstream::{Login, PasswordMethod};
+    use tidelock_protocol::frame::{self, Frame};
+    use tidelock_protocol::ids::Channel;
+    use tidelock_shard::link::{StoreFrame, StoreMessage, VERSION};
+    use tidelock_wal::PgTimestamp;
+
+    const CLOCK: Verdict = Verdict::Believed { epsilon_ns: 1000 };
+
+    fn now(ms: u64) -> Now {
+        Now { mono: Duration::from_millis(ms), wall: PgTimestamp(0) }
+    }
+
+    /// A host that leads the second of two shards.
+    fn host() -> StoreHost {
+        let login = Login {
+            user: "tidelock".into(),
+            password: None,
+            application_name: "tidelock".into(),
+            weakest: PasswordMethod::Scram,
+        };
+        let config = Config::new(1, login, "tidelock".parse().unwrap(), 1_000_000);
+        let agents = BTreeMap::from([(1, ShardAgent::new(config, now(0)))]);
+        let names = StoreNames {
+            host: "h0".into(),
+            software: "test".into(),
+            store: "orders".into(),
+            shards: vec!["s0".into(), "s1".into()],
+        };
+        StoreHost::new(names, agents, now(0))
+    }
+
+    fn hear(host: &mut StoreHost, shard: u16, message: &StoreMessage, at: u64) {
+        let mut bytes = BytesMut::new();
+        frame::encode_control(Channel(shard), message, &mut bytes);
+        host.link().unwrap().input().extend_from_slice(&bytes);
+        host.link_received(now(at));
+    }
+
+    fn welcome(host: &mut StoreHost, at: u64) {
+        host.linked(now(at));
+        let (server, software) = ("b".into(), "test".into());
+        hear(host, 0, &StoreMessage::Welcome { protocol: VERSION, server, software }, at);
+    }
+
+    fn said(host: &mut StoreHost) -> Vec<(u16, StoreMessage)> {
+        let out = host.link().unwrap().output();
+        let frames = std::iter::from_fn(|| frame::decode_of(out).unwrap());
+        let said = frames.filter_map(|frame: StoreFrame| match frame {
+            Frame::Control(Channel(shard), message) => Some((shard, message)),
+            _ => None,
+        });
+        said.collect()
+    }
+
+    fn wanted(host: &mut StoreHost) -> Vec<StoreAction> {
+        std::iter::from_fn(|| host.poll()).collect()
+    }
+
+    #[test]
+    fn the_backup_hears_on_each_connection_why_a_shard_stands() {
+        let mut host = host();
+        host.tick(CLOCK, now(0));
+        let actions = wanted(&mut host);
+        assert!(actions.iter().any(|action| matches!(action, StoreAction::Link)));
+        let look = |action: &StoreAction| {
+            matches!(action, StoreAction::Connect { shard: 1, conn: Conn::Look, .. })
+        };
+        assert!(actions.iter().any(look), "{actions:?}");
+        host.unreachable(1, Conn::Look, "connection refused", now(1));
+        let stands = |said: Vec<(u16, StoreMessage)>| {
+            let is_asked = said.contains(&(1, StoreMessage::AskOrigin));
+            let stands = |of: &(u16, StoreMessage)| {
+                matches!(of, (1, StoreMessage::Stands { reason: Some(_) }))
+            };
+            is_asked && said.iter().any(stands)
+        };
+        welcome(&mut host, 2);
+        assert!(stands(said(&mut host)));
+        assert_eq!(host.status().backup.as_deref(), Some("b"));
+        host.link_lost("reset".into(), now(3));
+        assert_eq!(host.status().link_error.as_deref(), Some("reset"));
+        let retry = host.deadline().unwrap().max(now(3).mono + LINK_RETRY);
+        host.tick(CLOCK, Now { mono: retry, ..now(0) });
+        assert!(wanted(&mut host).iter().any(|action| matches!(action, StoreAction::Link)));
+        welcome(&mut host, 2000);
+        assert!(stands(said(&mut host)));
+    }
+
+    #[test]
+    fn a_backup_that_lies_is_left_and_tried_again() {
+        let mut host = host();
+        host.tick(CLOCK, now(0));
+        wanted(&mut host);
+        welcome(&mut host, 1);
+        hear(&mut host, 9, &StoreMessage::Open { tunnel: 1 }, 2);
+        assert!(wanted(&mut host).iter().any(|action| matches!(action, StoreAction::Unlink)));
+        assert!(host.link().is_none());
+        let why = host.status().link_error.unwrap();
+        assert!(why.contains("protocol"), "{why}");
+        // How its socket ends says no more.
+        host.link_lost("closed".into(), now(3));
+        assert_eq!(host.status().link_error, Some(why));
+    }
+
+    #[test]
+    fn a_tunnel_to_a_shard_that_is_led_elsewhere_is_closed() {
+        let mut host = host();
+        host.tick(CLOCK, now(0));
+        wanted(&mut host);
+        welcome(&mut host, 1);
+        said(&mut host);
+        hear(&mut host, 0, &StoreMessage::Open { tunnel: 7 }, 2);
+        hear(&mut host, 1, &StoreMessage::Open { tunnel: 8 }, 2);
+        let closed = |of: &(u16, StoreMessage)| {
+            matches!(of, (0, StoreMessage::Close { tunnel: 7, reason: Some(_) }))
+        };
+        assert!(said(&mut host).iter().any(closed));
+        let opened = |action: &StoreAction| {
+            matches!(action, StoreAction::OpenTunnel { shard: 1, host: 0, tunnel: 8 })
+        };
+        assert!(wanted(&mut host).iter().any(opened));
+    }
+}

@@ -45,31 +45,8 @@ impl Time {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Link,
-    Server(u16, Conn2),
+    Server(u16, Conn),
     Tunnel(u32),
-}
-
-/// [`Conn`], in an order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Conn2 {
-    Stream,
-    Look,
-}
-
-impl Conn2 {
-    fn of(conn: Conn) -> Self {
-        match conn {
-            Conn::Stream => Self::Stream,
-            Conn::Look => Self::Look,
-        }
-    }
-
-    fn conn(self) -> Conn {
-        match self {
-            Self::Stream => Conn::Stream,
-            Self::Look => Conn::Look,
-        }
-    }
 }
 
 /// News of a socket, by its number: of one that was given up there may be late ones.
@@ -223,7 +200,7 @@ impl Driver {
                 Place::Link => self.store.link().map(|link| link.output().split().freeze()),
                 Place::Server(shard, conn) => {
                     let agent = self.store.agent(shard);
-                    agent.and_then(|agent| Some(agent.output(conn.conn())?.split().freeze()))
+                    agent.and_then(|agent| Some(agent.output(conn)?.split().freeze()))
                 }
                 // Written when it comes.
                 Place::Tunnel(_) => None,
@@ -236,8 +213,7 @@ impl Driver {
             let most = match *place {
                 Place::Link => READ_BYTES,
                 Place::Server(shard, conn) => {
-                    let wants =
-                        self.store.agent(shard).is_some_and(|agent| agent.wants(conn.conn()));
+                    let wants = self.store.agent(shard).is_some_and(|agent| agent.wants(conn));
                     if wants { READ_BYTES } else { 0 }
                 }
                 Place::Tunnel(tunnel) => self.store.tunnel_room(tunnel),
@@ -257,13 +233,11 @@ impl Driver {
             }
             StoreAction::Unlink => self.give_up(Place::Link),
             StoreAction::Connect { shard, conn, host } => match self.address(shard, host) {
-                Some(address) => {
-                    self.open(Place::Server(shard, Conn2::of(conn)), open_server(address))
-                }
+                Some(address) => self.open(Place::Server(shard, conn), open_server(address)),
                 None => tracing::error!(shard, host, "a shard has no such server"),
             },
             StoreAction::Disconnect { shard, conn } => {
-                let place = Place::Server(shard, Conn2::of(conn));
+                let place = Place::Server(shard, conn);
                 self.give_up(place);
             }
             StoreAction::Failed { shard, host, failure, advice } => {
@@ -330,7 +304,7 @@ impl Driver {
         let Some(mut socket) = self.sockets.remove(&number) else { return };
         if let Place::Server(shard, conn) = place
             && let Some(agent) = self.store.agent(shard)
-            && let Some(output) = agent.output(conn.conn())
+            && let Some(output) = agent.output(conn)
         {
             let _ = socket.writes.send(output.split().freeze());
         }
@@ -347,7 +321,7 @@ impl Driver {
                 socket.is_connected = true;
                 match socket.place {
                     Place::Link => self.store.linked(now),
-                    Place::Server(shard, conn) => self.store.connected(shard, conn.conn(), now),
+                    Place::Server(shard, conn) => self.store.connected(shard, conn, now),
                     Place::Tunnel(_) => {}
                 }
             }
@@ -361,9 +335,7 @@ impl Driver {
                             self.store.link_received(now);
                         }
                     }
-                    Place::Server(shard, conn) => {
-                        self.store.received(shard, conn.conn(), &bytes, now)
-                    }
+                    Place::Server(shard, conn) => self.store.received(shard, conn, &bytes, now),
                     Place::Tunnel(tunnel) => self.store.tunnel_read(tunnel, bytes),
                 }
             }
@@ -380,11 +352,9 @@ impl Driver {
                 match socket.place {
                     Place::Link => self.store.link_lost(why, now),
                     Place::Server(shard, conn) if socket.is_connected => {
-                        self.store.closed(shard, conn.conn(), now);
+                        self.store.closed(shard, conn, now);
                     }
-                    Place::Server(shard, conn) => {
-                        self.store.unreachable(shard, conn.conn(), &why, now)
-                    }
+                    Place::Server(shard, conn) => self.store.unreachable(shard, conn, &why, now),
                     Place::Tunnel(tunnel) => {
                         let reason = (!socket.is_connected).then_some(why);
                         self.store.tunnel_closed(tunnel, reason);
