@@ -1,4 +1,4 @@
-"""A sharded store from end to end: two PostgreSQL servers at a primary host, their logs at the backup, one watermark."""
+"""A sharded store from end to end: two PostgreSQL servers at a primary host, their logs at the backup."""
 
 from __future__ import annotations
 
@@ -113,8 +113,13 @@ def test_what_both_shards_commit_may_be_applied_at_the_backup(store):
     for number in range(2, 12):
         end = store.insert(0, number)
     store.wait_applied(0, end - 200)
-    here = json.loads(run_command([BIN / "tidelock", "status", "--json", "--socket", store.run.sockets / "control.sock"],
-                                  "ask the daemon", store.netns))
+    here = json.loads(
+        run_command(
+            [BIN / "tidelock", "status", "--json", "--socket", store.run.sockets / "control.sock"],
+            "ask the daemon",
+            store.netns,
+        )
+    )
     assert here["stores"][0]["shards"]["s0"]["stands"] is None, here
     # A daemon that was killed goes on where the backup is.
     store.daemon.kill()

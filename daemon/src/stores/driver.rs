@@ -9,6 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidelock_pgstream::Now;
+use tidelock_shard::host::HostEnd;
 use tidelock_shard_agent::{Conn, StoreAction, StoreHost, StoreHostStatus};
 use tidelock_wal::PgTimestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
@@ -197,18 +198,17 @@ impl Driver {
                 continue;
             };
             let output = match *place {
-                Place::Link => self.store.link().map(|link| link.output().split().freeze()),
+                // What waits stays with the link, which bounds it.
+                Place::Link if socket.is_writing => None,
+                Place::Link => self.store.link().map(HostEnd::output),
                 Place::Server(shard, conn) => {
-                    let agent = self.store.agent(shard);
-                    agent.and_then(|agent| Some(agent.output(conn)?.split().freeze()))
+                    self.store.agent(shard).and_then(|agent| agent.output(conn))
                 }
                 // Written when it comes.
                 Place::Tunnel(_) => None,
             };
-            if *place != Place::Link || !socket.is_writing {
-                if let Some(bytes) = output.filter(|bytes| !bytes.is_empty()) {
-                    socket.is_writing = socket.writes.send(bytes).is_ok();
-                }
+            if let Some(output) = output.filter(|output| !output.is_empty()) {
+                socket.is_writing = socket.writes.send(output.split().freeze()).is_ok();
             }
             let most = match *place {
                 Place::Link => READ_BYTES,
