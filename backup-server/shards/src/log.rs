@@ -166,7 +166,7 @@ pub struct StoreLog<S: Storage> {
     limits: Limits,
     shards: Vec<Shard>,
     service: WatermarkService,
-    /// The greatest effective stamp of an update; when the journal is opened that of any entry.
+    /// The greatest effective stamp of an update, or the end of the last doubt; when the journal is opened that of any entry.
     updated: Hlc,
     /// Taken, in order, and not in the journal yet.
     queue: VecDeque<Item>,
@@ -225,8 +225,8 @@ impl<S: Storage> StoreLog<S> {
         };
         let shards: Vec<_> = applies.into_iter().zip(&state.shards).map(shard).collect();
         let mut log = Self {
+            updated: state.shards.iter().map(|end| end.stamp).fold(doubts.end(), Hlc::max),
             service: WatermarkService::with_doubts(shards.len() as u16, doubts),
-            updated: state.shards.iter().map(|end| end.stamp).max().unwrap_or_default(),
             journal,
             limits,
             shards,
@@ -300,6 +300,8 @@ impl<S: Storage> StoreLog<S> {
     /// what [`StoreLog::doubts`] says then, before anything with these stamps is written.
     pub fn doubt(&mut self, after: Hlc, through: Hlc) {
         self.service.doubt(after, through);
+        // The watermark leaves the doubt only when every shard has passed it, also those that write nothing.
+        self.updated = self.updated.max(self.service.doubts().end());
     }
 
     /// Times at which a clock was in doubt.
@@ -490,7 +492,7 @@ impl<S: Storage> StoreLog<S> {
         self.last.or_else(|| self.service.watermark())
     }
 
-    /// The greatest effective stamp of an update of any shard that was received.
+    /// The greatest effective stamp of an update of any shard that was received, or the end of a doubt.
     #[must_use]
     pub fn updated(&self) -> Hlc {
         self.updated

@@ -38,6 +38,12 @@ impl Doubts {
         true
     }
 
+    /// The end of the last one: the first stamp after it that a cut may be at.
+    #[must_use]
+    pub fn end(&self) -> Hlc {
+        self.0.last().map_or(Hlc(0), |(_, through)| *through)
+    }
+
     /// The last stamp up to this one that a cut may be at.
     #[must_use]
     pub fn before(&self, stamp: Hlc) -> Hlc {

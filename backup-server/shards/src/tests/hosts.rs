@@ -291,6 +291,11 @@ fn no_cut_is_in_a_time_of_doubt_also_after_a_restart() {
     ship(&mut store, HOST, 1, &message(0, vec![entry(10, 5)]));
     settle(&mut store);
     say(&mut store, HOST, 0, StoreMessage::Doubt { after: Hlc(5), through: Hlc(40) });
+    let progress = StoreMessage::Progress { watermark: Hlc(5), updated: Hlc(40) };
+    assert!(
+        heard(&store.take_outputs(), HOST).contains(&(0, progress)),
+        "idle shards must pass it"
+    );
     ship(&mut store, HOST, 0, &message(10, vec![entry(20, 40), entry(30, 50)]));
     ship(&mut store, HOST, 1, &message(10, vec![entry(20, 20), entry(30, 39)]));
     settle(&mut store);
