@@ -134,7 +134,7 @@ pub enum StoreMessage {
     Doubt {
         /// The last stamp before.
         after: Hlc,
-        /// The stamp of what was placed meanwhile.
+        /// The first stamp behind that of what was placed meanwhile: several entries have that one.
         through: Hlc,
     },
     /// Host, on channel 0: it is there.
