@@ -24,7 +24,10 @@ pub fn render(status: &Status, paint: Paint) -> String {
     if let Some(meaning) = &status.virtual_machine {
         line(&mut out, 0, "", &paint.tone(Tone::Faint, meaning));
     }
-    line(&mut out, 0, "link", &link(&status.link, paint));
+    // A host that only leads shards of stores has no link of groups.
+    if !status.groups.is_empty() {
+        line(&mut out, 0, "link", &link(&status.link, paint));
+    }
     for group in &status.groups {
         out.push('\n');
         render_group(&mut out, group, paint);
