@@ -215,7 +215,8 @@ impl Connection {
             SenderEvent::TimelineEnded { timeline, next } => json!({"event": "timeline-ended",
                 "timeline": timeline.0, "next": next.timeline.0, "at": next.at.to_string()}),
             SenderEvent::Stopped => json!({"event": "stopped"}),
-            SenderEvent::Refused { command, reason } => {
+            SenderEvent::Identified => json!({"event": "identified"}),
+            SenderEvent::Refused { command, reason, .. } => {
                 json!({"event": "refused", "command": command, "reason": reason})
             }
             SenderEvent::Ended(end) => {

@@ -66,6 +66,8 @@ pub struct Wanted {
 pub enum SenderEvent {
     /// The standby has been let in.
     LoggedIn(Client),
+    /// The standby was told whose log this is. If it leaves now, it has another one.
+    Identified,
     /// The standby wants the log from here on: see [`Sender::wanted`].
     Started {
         /// Slot that it named.
@@ -90,6 +92,8 @@ pub enum SenderEvent {
         command: String,
         /// Reason that the client was told.
         reason: String,
+        /// Position from which the log was asked for, if this was the start of a stream.
+        start: Option<Position>,
     },
     /// The connection is of no use any more: output is to be sent, and it is to be closed. Last event.
     Ended(SenderEnd),
@@ -166,6 +170,18 @@ pub enum SenderEnd {
         /// End of what was sent.
         sent: Lsn,
     },
+    /// The owner does not have the log that the standby wants ([`Sender::give_up`]).
+    #[error("the log from {at} on is not kept any more: the standby must be made anew from a copy")]
+    LogRemoved {
+        /// Position of the first byte that is missing.
+        at: Lsn,
+    },
+    /// The owner cannot go on ([`Sender::give_up`]).
+    #[error("{reason}")]
+    Owner {
+        /// Reason, in words for the standby's log.
+        reason: String,
+    },
 }
 
 impl SenderEnd {
@@ -185,6 +201,8 @@ impl SenderEnd {
             Self::WrongUser { .. } => "wrong-user",
             Self::PasswordWrong { .. } => "password-wrong",
             Self::HistoryChanged { .. } => "history-changed",
+            Self::LogRemoved { .. } => "log-removed",
+            Self::Owner { .. } => "owner",
         }
     }
 
@@ -198,6 +216,8 @@ impl SenderEnd {
             Self::WrongUser { .. } => Some("28000"),
             Self::PasswordWrong { .. } => Some("28P01"),
             Self::HistoryChanged { .. } => Some("55000"),
+            Self::LogRemoved { .. } => Some("58P01"),
+            Self::Owner { .. } => Some("58000"),
         }
     }
 }
@@ -336,6 +356,13 @@ impl Sender {
                 Some(self.heard + self.timing.silence_max / 2)
             }
             _ => Some(self.heard + self.timing.silence_max),
+        }
+    }
+
+    /// Gives the connection up: the standby is told the reason, and [`poll`](Sender::poll) hands it out.
+    pub fn give_up(&mut self, end: SenderEnd) {
+        if !matches!(self.state, State::Ended) {
+            self.end.get_or_insert(end);
         }
     }
 
@@ -532,25 +559,38 @@ impl Sender {
 
     /// Carries a command out.
     fn command(&mut self, text: &str) -> Option<SenderEvent> {
+        let mut start = None;
         let refusal = match command::parse(text) {
-            Ok(command) => match self.carry_out(command) {
-                Ok(event) => return event,
-                Err(refusal) => refusal,
-            },
+            Ok(command) => {
+                if let Command::Start { at, timeline, .. } = &command {
+                    let timeline = timeline.unwrap_or_else(|| self.visible());
+                    start = Some(Position { timeline, at: *at });
+                }
+                match self.carry_out(command) {
+                    Ok(event) => return event,
+                    Err(refusal) => refusal,
+                }
+            }
             Err(Refused::NotOffered(name)) => ("0A000", format!("{name} is not offered here")),
             Err(Refused::Syntax) => ("42601", "this is no command of physical replication".into()),
         };
         let (sqlstate, reason) = refusal;
         encode::error(&mut self.output, Severity::Error, sqlstate, &reason);
         encode::ready(&mut self.output);
-        Some(SenderEvent::Refused { command: shown(text.as_bytes()), reason })
+        Some(SenderEvent::Refused { command: shown(text.as_bytes()), reason, start })
+    }
+
+    /// The last timeline that the standby may know of.
+    fn visible(&self) -> TimelineId {
+        self.served.lineage.timeline_at(self.served.bound)
     }
 
     fn carry_out(&mut self, command: Command) -> Result<Option<SenderEvent>, Refusal> {
-        let visible = self.served.lineage.timeline_at(self.served.bound);
+        let visible = self.visible();
         let bound = self.served.bound.to_string();
         let timeline = visible.to_string();
         let output = &mut self.output;
+        let mut event = None;
         let tag = match command {
             Command::Start { slot, at, timeline } => {
                 return self.start(slot, at, timeline.unwrap_or(visible));
@@ -564,6 +604,7 @@ impl Sender {
                     ("dbname", Type::Text, None),
                 ];
                 encode::row(output, &columns);
+                event = Some(SenderEvent::Identified);
                 "IDENTIFY_SYSTEM"
             }
             Command::Show(name) => {
@@ -621,7 +662,7 @@ impl Sender {
         };
         encode::complete(output, tag);
         encode::ready(output);
-        Ok(None)
+        Ok(event)
     }
 
     /// Starts a stream, or tells the next timeline if nothing of this one is left.

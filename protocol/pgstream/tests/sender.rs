@@ -263,6 +263,25 @@ fn what_a_standby_never_asks_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
+fn an_owner_that_does_not_have_the_log_gives_the_connection_up() {
+    let mut sender = ready_at(BRANCH, 1);
+    assert_eq!(give(&mut sender, &query("IDENTIFY_SYSTEM")), [SenderEvent::Identified]);
+    let events =
+        give(&mut sender, &query(&format!("START_REPLICATION {} TIMELINE 1", Lsn(BRANCH + 1))));
+    let asked = Some(at(1, BRANCH + 1));
+    assert!(matches!(&events[..], [SenderEvent::Refused { start, .. }] if *start == asked));
+    sender.output().clear();
+    give(&mut sender, &query(&format!("START_REPLICATION {} TIMELINE 1", Lsn(SEGMENT))));
+    sender.output().clear();
+    let end = SenderEnd::LogRemoved { at: Lsn(SEGMENT) };
+    sender.give_up(end.clone());
+    assert_eq!(sender.wanted(), None);
+    assert_eq!(sender.poll(), Some(SenderEvent::Ended(end)));
+    assert_eq!(error_told(&mut sender).0, "58P01");
+    assert_eq!(sender.poll(), None);
+}
+
+#[test]
 fn a_slot_is_said_to_be_there_when_it_was_asked_for() {
     let mut sender = ready_at(SEGMENT, 1);
     give(&mut sender, &query("READ_REPLICATION_SLOT far"));
