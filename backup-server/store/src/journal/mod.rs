@@ -628,7 +628,8 @@ impl<S: Storage> Journal<S> {
     /// Reads the batches between two positions.
     #[must_use]
     pub fn reader<B: Body>(&self, from: Position, to: Position) -> Reader<S::File, B> {
-        Reader::new(self.segments.clone(), from, to)
+        let first = self.segments.partition_point(|segment| segment.index < from.segment);
+        Reader::new(self.segments[first..].to_vec(), from, to)
     }
 
     /// Removes the segments that end before a position: nothing there is needed any more.
