@@ -1,6 +1,7 @@
-//! The user that QEMU runs as. A guest that breaks out of QEMU must not be the server, let alone root: a server that may
-//! change users runs QEMU as another one. One that may not has no privileges to lose, and QEMU gets the server's own user.
-//! Either way QEMU has no capability, can gain none, and has QEMU's own seccomp filter.
+//! The user that QEMU or PostgreSQL runs as. A guest that breaks out of QEMU must not be the server, let alone root: a server
+//! that may change users runs QEMU as another one. One that may not has no privileges to lose, and QEMU gets the server's own
+//! user. Either way QEMU has no capability, can gain none, and has QEMU's own seccomp filter. PostgreSQL, whose data came
+//! from another site, is held the same way.
 
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -15,7 +16,7 @@ const KVM_GROUP: &str = "kvm";
 /// QEMU's own filter of system calls.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// QEMU's confinement.
+/// Confinement of a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Jail {
     user: Option<User>,
@@ -34,24 +35,34 @@ pub struct User {
 }
 
 impl Jail {
-    /// The jail of a server with these privileges. `user` is looked up only if QEMU is to run as it.
+    /// QEMU's jail, of a server with these privileges. `user` is looked up only if QEMU is to run as it.
     pub async fn new(user: &str) -> io::Result<Self> {
+        let mut jail = Self::of("QEMU", user, "boot.toml").await?;
+        if let Some(user) = &mut jail.user {
+            let kvm = output(&["getent", "group", KVM_GROUP]).await.ok();
+            user.kvm = kvm.and_then(|line| line.split(':').nth(2)?.parse().ok());
+        }
+        Ok(jail)
+    }
+
+    /// The same for any program. `file` is where an operator sets the user.
+    pub async fn of(program: &str, user: &str, file: &str) -> io::Result<Self> {
         if !has_capability(CAP_SETUID)? {
             return Ok(Self { user: None });
         }
         let wrong = |e| {
             io::Error::other(format!(
-                "QEMU is to run as user {user}, and that user cannot be found ({e}): set `user` in boot.toml"
+                "{program} is to run as user {user}, and that user cannot be found ({e}): set `user` in {file}"
             ))
         };
         let uid = number(&["id", "-u", user]).await.map_err(wrong)?;
         let gid = number(&["id", "-g", user]).await.map_err(wrong)?;
         if uid == 0 {
-            return Err(io::Error::other("QEMU must not run as root: set `user` in boot.toml"));
+            return Err(io::Error::other(format!(
+                "{program} must not run as root: set `user` in {file}"
+            )));
         }
-        let kvm = output(&["getent", "group", KVM_GROUP]).await.ok();
-        let kvm = kvm.and_then(|line| line.split(':').nth(2)?.parse().ok());
-        Ok(Self { user: Some(User { name: user.to_owned(), uid, gid, kvm }) })
+        Ok(Self { user: Some(User { name: user.to_owned(), uid, gid, kvm: None }) })
     }
 
     /// The user, if it is not the server's own.

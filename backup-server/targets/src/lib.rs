@@ -1,18 +1,23 @@
 //! Targets: the places where recovered members run, with nothing from the dead site. The description of the machine was
-//! sent when protection began, and has sizes, kinds and names alone. Files and QEMU arguments are this site's own.
+//! sent when protection began, and has sizes, kinds and names alone. Files and QEMU arguments are this site's own. A shard of
+//! PostgreSQL is no machine: it has a standby, from the beginning on.
 //!
 //! | module | what it is for |
 //! |---|---|
 //! | `target` | the trait that each target implements, and the steps of a machine's life |
 //! | [`qemu`] | QEMU on this host |
+//! | [`postgres`] | PostgreSQL on this host: standbys of a store's shards, and views of them |
 //! | `site` | `boot.toml`: what this site says about machines |
-//! | `jail` | the user that QEMU runs as |
+//! | `jail` | the user that QEMU or PostgreSQL runs as |
+//! | `process` | processes that are found again |
 //! | `network` | taps and bridges of this host |
 #![forbid(unsafe_code)]
 
 mod disk;
 mod jail;
 mod network;
+pub mod postgres;
+mod process;
 pub mod qemu;
 mod site;
 mod target;

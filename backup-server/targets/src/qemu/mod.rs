@@ -5,21 +5,19 @@
 //! |---|---|
 //! | `command` | the command line |
 //! | `monitor` | QEMU's monitor |
-//! | `process` | finding the process again |
 
 mod command;
 mod monitor;
-mod process;
 #[cfg(test)]
 mod tests;
 
 use crate::jail::Jail;
 use crate::network::{self, remove_taps};
+use crate::process::{self, Held, Process};
 use crate::site::Site;
 use crate::target::{Checked, DiskUser, Guest, Later, Plan, Prepared, Status, Stop, Target};
 use crate::{Places, Settings};
 use command::{Overrides, Sockets, command_line, shell};
-use process::{Held, Process};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;

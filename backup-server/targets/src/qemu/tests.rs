@@ -1,6 +1,6 @@
 use super::*;
 use crate::ExportedDisk;
-use process::Process;
+use crate::process::Process;
 use std::time::Duration;
 use tokio::net::UnixListener;
 

@@ -3,7 +3,7 @@
 //!
 //! A process is held by a file descriptor of it (pidfd), which stays with the process. The descriptor is opened by the
 //! number on record, and then the process proves that it is the one on record: it started at the time on record, or it
-//! is the one that listens on the machine's monitor. The second proof is for servers that do not see the process in
+//! is the one that listens on its socket (QEMU's monitor, PostgreSQL's clients' socket). The second proof is for servers that do not see the process in
 //! `/proc`: systemd's `ProtectProc=invisible` with `PrivateUsers=yes` hides processes that an earlier run has started.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,8 +26,8 @@ const LOOKS_EACH: Duration = Duration::from_secs(1);
 
 /// A process on record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Process {
-    pub(super) pid: u32,
+pub(crate) struct Process {
+    pub(crate) pid: u32,
     start: Option<Start>,
 }
 
@@ -40,24 +40,24 @@ struct Start {
 
 /// A process that is held.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) pid: u32,
+pub(crate) struct Held {
+    pub(crate) pid: u32,
     fd: OwnedFd,
 }
 
 impl Process {
     /// A child of this process that was not waited for.
-    pub(super) fn of(pid: u32) -> Self {
+    pub(crate) fn of(pid: u32) -> Self {
         Self { pid, start: Start::of(pid).ok() }
     }
 
     /// Holds the process, unless it has ended. An error: it cannot be told.
-    pub(super) async fn hold(&self, monitor: &Path) -> io::Result<Option<Held>> {
+    pub(crate) async fn hold(&self, socket: &Path) -> io::Result<Option<Held>> {
         let Some(held) = Held::open(self.pid)? else { return Ok(None) };
         if self.start.is_some() && Start::of(self.pid).ok() == self.start {
             return Ok(Some(held));
         }
-        Ok(listener(monitor).await?.filter(|other| other.pid == self.pid))
+        Ok(listener(socket).await?.filter(|other| other.pid == self.pid))
     }
 }
 
@@ -74,7 +74,7 @@ impl Start {
 }
 
 /// Holds the process that listens on a socket. `None`: nobody does.
-pub(super) async fn listener(socket: &Path) -> io::Result<Option<Held>> {
+pub(crate) async fn listener(socket: &Path) -> io::Result<Option<Held>> {
     let stream = match UnixStream::connect(socket).await {
         Ok(stream) => stream,
         Err(error)
@@ -108,13 +108,13 @@ impl Held {
     }
 
     /// True if the process has ended, waited for or not.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits for the end of the process, and reaps it if it is a child of this one. Returns how it ended, if it is.
-    pub(super) async fn ended(&self) -> Option<String> {
+    pub(crate) async fn ended(&self) -> Option<String> {
         let (tell, told) = oneshot::channel();
         if let Ok(fd) = self.fd.try_clone() {
             // Not a thread of the runtime, which would wait for it when the server stops.
@@ -139,8 +139,13 @@ impl Held {
     }
 
     /// Ends the process at once.
-    pub(super) fn kill(&self) -> io::Result<()> {
-        match pidfd_send_signal(&self.fd, Signal::KILL) {
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        self.signal(Signal::KILL)
+    }
+
+    /// Sends a signal, unless the process has ended.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(&self.fd, signal) {
             Err(Errno::SRCH) => Ok(()),
             sent => Ok(sent?),
         }
