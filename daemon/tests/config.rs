@@ -461,45 +461,6 @@ fn each_mistake_gets_its_words() {
     assert!(shown(&parse("f", &long).unwrap_err())[0].contains("may have 103"));
 }
 
-/// A host that leads two of three shards, and has no group.
-const STORE: &str = r#"
-[clock]
-source = "chrony"
-[[store]]
-name = "orders"
-shards = ["s0", "s1", "s-2"]
-[[store.shard]]
-name = "s-2"
-servers = ["10.0.0.1:5432", "/run/postgresql/.s.PGSQL.5432"]
-[[store.shard]]
-name = "s0"
-servers = ["10.0.0.1:5433"]
-"#;
-
-#[test]
-fn a_host_may_lead_shards_and_have_no_group() {
-    let head = &GOOD[..GOOD.find("[[group]]").unwrap()];
-    let config = parse("f", &format!("{head}{STORE}")).unwrap();
-    let store = &config.stores[0];
-    assert_eq!(store.max_clock_error_ns, 1_000_000);
-    let shards: Vec<_> =
-        store.shards_here.iter().map(|of| (of.number, of.slot.to_string())).collect();
-    assert_eq!(shards, [(2, "tidelock_orders_s_2".into()), (0, "tidelock_orders_s0".into())]);
-    for (from, to, expected) in [
-        ("source = \"chrony\"", "", "`source` is missing"),
-        ("\"s1\", \"s-2\"]", "\"s1\", \"s0\", \"s-2\"]", "names a shard twice"),
-        ("name = \"s0\"", "name = \"s9\"", "does not name s9"),
-        ("name = \"s0\"", "name = \"s-2\"", "one of them twice"),
-        ("[\"10.0.0.1:5433\"]", "[\"10.0.0.1\"]", "no address"),
-        ("[\"10.0.0.1:5433\"]", "[\"10.0.0.1:5433\"]\nslot = \"A-B\"", "replication slot"),
-    ] {
-        assert!(STORE.contains(from), "{from}");
-        let text = format!("{head}{}", STORE.replacen(from, to, 1));
-        let found = shown(&parse("f", &text).expect_err(&text));
-        assert!(found.iter().any(|line| line.contains(expected)), "{found:?}");
-    }
-}
-
 /// A group of three writers on two hosts and a front end, as it stands on `host`. `more`: of the group.
 fn several(host: &str, more: &str) -> String {
     let (head, member) = GOOD.split_at(GOOD.find("[[group.member]]").unwrap());

@@ -1,4 +1,4 @@
-//! What a store is, beside its journal: its shards by name, and the log that each shard's positions are of. A file of JSON,
+//! Shape of a store, beside its journal: its shards by name, and the log that each shard's positions are of. A file of JSON,
 //! replaced as a whole.
 
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub(crate) struct Manifest {
     pub(crate) store: String,
     /// Names of the shards by number.
     pub(crate) shards: Vec<String>,
-    /// By number of the shard.
+    /// Logs, by number of the shard.
     pub(crate) origins: BTreeMap<u16, Origin>,
     /// Stamps at which no cut is.
     pub(crate) doubts: Doubts,

@@ -1,4 +1,4 @@
-//! What a store's status says.
+//! Status of a store.
 
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::hlc::Hlc;

@@ -75,7 +75,7 @@ pub enum TunnelEvent {
     Data(bytes::Bytes),
     /// More may be sent.
     Room,
-    /// It is closed; the reason, if it is not the end of the bytes.
+    /// End of the tunnel; the reason, if it is not the end of the bytes.
     Closed(Option<String>),
 }
 
@@ -438,7 +438,7 @@ impl<S: Storage> Store<S> {
         message: StoreMessage,
     ) -> Result<(), Refusal> {
         let id = TunnelId { link, number };
-        // It was closed here, and the host has not heard.
+        // A tunnel that was closed here, and the host has not heard.
         let Some((_, tunnel)) = self.tunnel(id) else { return Ok(()) };
         let event = match message {
             StoreMessage::Data { data, .. } => {

@@ -1,4 +1,4 @@
-//! What is said of stores.
+//! Texts about stores.
 
 use std::fmt::Write;
 use tidelock_protocol::hlc::Hlc;
@@ -12,7 +12,7 @@ fn stamp(stamp: Hlc) -> String {
     format!("{} +{us} us", text::utc_ms(stamp.physical_ms()))
 }
 
-/// How far one stamp is behind another.
+/// Milliseconds by which one stamp is behind another.
 fn behind(stamp: Hlc, newest: Hlc) -> f64 {
     unix_ns_of(newest).saturating_sub(unix_ns_of(stamp)) as f64 / 1e6
 }

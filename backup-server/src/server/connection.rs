@@ -118,7 +118,7 @@ async fn run<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     let mut must_flush = false;
     let mut timer = pin!(sleep_until(Instant::now()));
     let mut fires_at = clock::now().mono;
-    // What came with the first bytes is taken before more is read.
+    // Frames that came with the first bytes are taken before more is read.
     let mut has_input = true;
     loop {
         let now = clock::now().mono;

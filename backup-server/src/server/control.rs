@@ -339,7 +339,7 @@ pub enum Reply {
         groups: Vec<GroupStatus>,
         /// The stores.
         stores: Vec<StoreStatus>,
-        /// Of each store that does not work why.
+        /// Reasons why stores do not work.
         broken_stores: Vec<String>,
     },
     /// All logs of a store are closed: nothing of the primary is taken any more.

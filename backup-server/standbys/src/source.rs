@@ -14,9 +14,9 @@ use tidelock_wal::Lsn;
 /// A reader that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// From the segment of the journal on that has the byte at this position of the log.
+    /// Begin with the segment of the journal that has the byte at this position of the log.
     From(Lsn),
-    /// From this place in the journal on.
+    /// Begin at this place in the journal.
     After(Position),
 }
 

@@ -27,7 +27,7 @@ use tidelock_wal::{Lsn, PgTimestamp};
 /// Reason for which stamps are not believed, though the clock may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doubt {
-    /// Nobody has judged the clock, or not lately.
+    /// Verdict missing, or too old.
     NoVerdict,
     /// The guard does not believe it.
     Clock(Why),

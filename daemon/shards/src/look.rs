@@ -132,7 +132,7 @@ impl Look {
     /// connected than are needed.
     pub fn synchronous(&self) -> Result<Option<Lsn>, TooFewStandbys> {
         let Some((method, needed)) = method(&self.standby_names) else { return Ok(None) };
-        // This side does not wait for itself.
+        // The agent does not wait for itself.
         let needed = needed - usize::from(self.is_synchronous_itself).min(needed);
         if needed == 0 {
             return Ok(None);

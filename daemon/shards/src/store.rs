@@ -176,7 +176,7 @@ impl StoreHost {
 
     /// The backup was not reached, or the connection to it has ended.
     pub fn link_lost(&mut self, why: String, now: Now) {
-        // What it was told by the backup says more than how the socket ended.
+        // A refusal of the backup says more than the end of the socket.
         if self.link_at.is_none() {
             self.unlinked(why, now);
         }
@@ -254,7 +254,7 @@ impl StoreHost {
             Heard::Data { tunnel, data } => {
                 self.actions.push_back(StoreAction::TunnelData { tunnel, data });
             }
-            // Whoever reads for the tunnel looks at its room.
+            // The caller looks at the room before it reads for the tunnel.
             Heard::Room { .. } => {}
             Heard::Close { tunnel } => {
                 self.actions.push_back(StoreAction::CloseTunnel { tunnel });
@@ -322,7 +322,7 @@ impl StoreHost {
         }
     }
 
-    /// What agents want goes to the link, or to the caller.
+    /// Gives the agents' actions to the link, or to the caller.
     fn work(&mut self, now: Now) {
         let mut broken = None;
         for (shard, agent) in &mut self.agents {
@@ -353,7 +353,7 @@ impl StoreHost {
                         }
                         self.stands.insert(shard, reason);
                     }
-                    // Nobody hears it. The agent says it again when the backup is there.
+                    // Without a link they are dropped: the agent says them again when the backup is there.
                     (Action::Origin(_) | Action::Doubt { .. } | Action::Backup(_), None) => {}
                 }
             }
@@ -483,7 +483,7 @@ mod tests {
         assert!(host.link().is_none());
         let why = host.status().link_error.unwrap();
         assert!(why.contains("protocol"), "{why}");
-        // How its socket ends says no more.
+        // The end of the socket says no more.
         host.link_lost("closed".into(), now(3));
         assert_eq!(host.status().link_error, Some(why));
     }

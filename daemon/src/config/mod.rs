@@ -78,7 +78,7 @@ pub struct Config {
     pub metrics: Option<std::net::SocketAddr>,
     /// The groups, in order.
     pub groups: Vec<Group>,
-    /// Who measures the clock that stamps of stores are taken from.
+    /// Source that measures the clock from which stamps of stores are taken.
     pub clock: ClockSource,
     /// The stores.
     pub stores: Vec<Store>,

@@ -9,10 +9,10 @@ use tidelock_pgstream::{Login, PasswordMethod, SlotName};
 use tidelock_protocol::limits::SHARDS_MAX;
 use tidelock_shard_agent::Config as AgentConfig;
 
-/// Who measures this host's clock.
+/// Source that measures this host's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClockSource {
-    /// Nobody: no stamp is believed.
+    /// No source: no stamp is believed.
     None,
     /// linuxptp.
     Ptp4l {
@@ -40,7 +40,7 @@ pub struct Store {
     pub name: Located<Name>,
     /// All its shards, also those that other hosts lead.
     pub shards: Vec<Name>,
-    /// With a larger error a clock is not believed.
+    /// Greatest error with which a clock is believed.
     pub max_clock_error_ns: u64,
     /// Shards that are led here.
     pub shards_here: Vec<Shard>,
@@ -189,4 +189,49 @@ fn read_shard(shard: &mut Section<'_>, store: &str, all: &[Name]) -> Option<Shar
         password_file: password_file.map(|file| file.value),
         slot: slot.ok()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+
+    const HEAD: &str = "[host]\nname = \"h\"\n[backup]\naddress = \"b:1\"\nplaintext = true\n";
+
+    /// A host that leads two of three shards, and has no group.
+    const STORE: &str = r#"
+[clock]
+source = "chrony"
+[[store]]
+name = "orders"
+shards = ["s0", "s1", "s-2"]
+[[store.shard]]
+name = "s-2"
+servers = ["10.0.0.1:5432", "/run/postgresql/.s.PGSQL.5432"]
+[[store.shard]]
+name = "s0"
+servers = ["10.0.0.1:5433"]
+"#;
+
+    #[test]
+    fn a_host_may_lead_shards_and_have_no_group() {
+        let config = parse("f", &format!("{HEAD}{STORE}")).unwrap();
+        let store = &config.stores[0];
+        assert_eq!(store.max_clock_error_ns, 1_000_000);
+        let shards: Vec<_> =
+            store.shards_here.iter().map(|of| (of.number, of.slot.to_string())).collect();
+        assert_eq!(shards, [(2, "tidelock_orders_s_2".into()), (0, "tidelock_orders_s0".into())]);
+        for (from, to, expected) in [
+            ("source = \"chrony\"", "", "`source` is missing"),
+            ("\"s1\", \"s-2\"]", "\"s1\", \"s0\", \"s-2\"]", "names a shard twice"),
+            ("name = \"s0\"", "name = \"s9\"", "does not name s9"),
+            ("name = \"s0\"", "name = \"s-2\"", "one of them twice"),
+            ("[\"10.0.0.1:5433\"]", "[\"10.0.0.1\"]", "no address"),
+            ("[\"10.0.0.1:5433\"]", "[\"10.0.0.1:5433\"]\nslot = \"A-B\"", "replication slot"),
+        ] {
+            assert!(STORE.contains(from), "{from}");
+            let text = format!("{HEAD}{}", STORE.replacen(from, to, 1));
+            let found = parse("f", &text).expect_err(&text);
+            assert!(found.iter().any(|of| of.what.contains(expected)), "{found}");
+        }
+    }
 }

@@ -208,7 +208,7 @@ struct HostGroup {
 pub struct Host {
     config: Config,
     stores: Stores,
-    /// Of a host without groups: no loop can fail.
+    /// Kept by a host without groups, where no loop can fail.
     without_loops: Option<watch::Sender<Option<Arc<HostError>>>>,
     started_at: MonoNanos,
     /// Text for status: the clocks by which this host notices that it was paused. `None`: it is no virtual machine.

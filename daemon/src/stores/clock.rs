@@ -18,9 +18,9 @@ const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// The verdict on this host's clock.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// By a guard, whose ε counts up to each store's own bound.
+    /// Judged by a guard, whose ε counts up to each store's own bound.
     Guarded(Arc<Mutex<ClockGuard>>),
-    /// By the operator's word.
+    /// Taken from the operator's word.
     Assumed { epsilon_ns: u64 },
     /// No source is configured.
     Unknown,
@@ -61,7 +61,7 @@ fn follow<S: tidelock_clock::driver::Source + Send + 'static>(
     mut source: S,
     stopping: watch::Receiver<bool>,
 ) -> io::Result<(Clock, Option<JoinHandle<()>>)> {
-    // Each agent has a bound of its own: the guard believes whatever it can bound.
+    // Agents have bounds of their own: the guard believes whatever it can bound.
     let guard = Arc::new(Mutex::new(ClockGuard::new(Limits::new(u64::MAX / 4))));
     let clock = Clock::Guarded(Arc::clone(&guard));
     let run = move || {

@@ -42,7 +42,7 @@ impl Time {
     }
 }
 
-/// What a socket is for.
+/// Purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Link,
@@ -198,7 +198,7 @@ impl Driver {
                 continue;
             };
             let output = match *place {
-                // What waits stays with the link, which bounds it.
+                // Bytes that wait stay with the link, which bounds them.
                 Place::Link if socket.is_writing => None,
                 Place::Link => self.store.link().map(HostEnd::output),
                 Place::Server(shard, conn) => {
@@ -298,7 +298,7 @@ impl Driver {
         self.places.insert(place, number);
     }
 
-    /// What was given to the socket is still written, if it is there.
+    /// Gives a socket up. Bytes that it was given are still written, if it is connected.
     fn give_up(&mut self, place: Place) {
         let Some(number) = self.places.remove(&place) else { return };
         let Some(mut socket) = self.sockets.remove(&number) else { return };

@@ -23,7 +23,7 @@ pub struct StoreReport {
     pub status: serde_json::Value,
     /// For people.
     pub text: String,
-    /// All shards that are led here are shipped.
+    /// True if all shards that are led here are shipped.
     is_fine: bool,
 }
 

@@ -26,7 +26,7 @@ const TUNNELS_MAX: usize = 64;
 /// The end of a connection.
 #[derive(Debug, Error, PartialEq)]
 pub enum LinkError {
-    /// Not frames.
+    /// Bytes that are no frames.
     #[error("{0}")]
     Frame(#[from] FrameError),
     /// The backup refuses this host, or what it ships.
@@ -43,7 +43,7 @@ pub enum LinkError {
     /// The backup counts bytes of a tunnel wrongly.
     #[error("the backup breaks the protocol: {0}")]
     Tunnel(#[from] TunnelError),
-    /// Nothing was heard.
+    /// Silence of the backup.
     #[error("no answer from the backup for {0} ms")]
     Silent(u64),
 }
@@ -51,7 +51,7 @@ pub enum LinkError {
 /// News from the backup.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard {
-    /// It has taken the hello: agents begin.
+    /// The backup has taken the hello: agents begin.
     Welcome {
         /// Its name.
         server: String,
@@ -204,7 +204,7 @@ impl HostEnd {
                 self.tunnels.insert(tunnel, (shard, Tunnel::default()));
                 Some(Heard::Open { shard, tunnel })
             }
-            // One that was closed here, and the backup has not heard, is nobody's.
+            // Bytes of a tunnel that was closed here, and the backup has not heard, are dropped.
             StoreMessage::Data { tunnel, data } => match self.tunnels.get_mut(&tunnel) {
                 Some((_, of)) => {
                     of.received(data.len())?;

@@ -108,7 +108,7 @@ pub enum StoreMessage {
     },
     /// Host: an entry without content.
     Jump {
-        /// As in a [`Backup`].
+        /// The attempt, as in a [`Backup`].
         attempt: u64,
         /// The end of the entry before.
         after: LogIndex,
@@ -276,7 +276,7 @@ pub enum TooLarge {
         /// Bytes of its content.
         bytes: usize,
     },
-    /// What it takes of the log.
+    /// Span of the log.
     #[error("the entry that ends at {end} takes more than 2^32 units of the log, or none")]
     Span {
         /// The entry.

@@ -57,7 +57,7 @@ pub struct Entry {
     /// The content, as the store made it. `None`: there is nothing to apply up to the end of this entry, or a copy of the
     /// shard has it.
     pub data: Option<Payload>,
-    /// Nothing but a NOP: no client wrote it, so it is no reason for a NOP of another shard.
+    /// True of a NOP: no client wrote it, so it is no reason for a NOP of another shard.
     pub nop: bool,
 }
 

@@ -37,7 +37,7 @@ impl World {
         let past = &status.past;
         let window = past.oldest <= past.newest && past.oldest_unix_ms <= past.newest_unix_ms;
         is_of("the window", window && past.seen_ms <= past.newest_unix_ms)?;
-        // Its note may be on its way to the disk.
+        // The note of a recovery may be on its way to the disk.
         let recovered = of.state().recovered();
         let is_right = match recovered {
             Some(start) if slot.recovered.is_none() => status.cut == start.cut,

@@ -68,7 +68,7 @@ fn settle(store: &mut Store<Memory>) -> Vec<Output> {
     }
 }
 
-/// What a host hears.
+/// Messages that a host hears.
 fn heard(outputs: &[Output], of: Link) -> Vec<(u16, StoreMessage)> {
     let of_it = outputs.iter().filter_map(|output| match output {
         Output::Send { link, channel, message } if *link == of => Some((channel.0, message)),
@@ -282,7 +282,7 @@ fn a_tunnel_leads_to_the_host_that_ships_the_shard_and_ends_with_its_connection(
     assert_eq!(store.tunnel_room(id), 0);
 }
 
-/// What was placed while a clock was not believed may be older than its stamp says.
+/// Entries that were placed while a clock was not believed may be older than their stamps say.
 #[test]
 fn no_cut_is_in_a_time_of_doubt_also_after_a_restart() {
     let disk = Memory::new();

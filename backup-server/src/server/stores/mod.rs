@@ -31,7 +31,7 @@ enum Event {
     Frames { link: Link, frames: Vec<StoreFrame> },
     /// A connection has ended.
     Lost(Link),
-    /// What it is doing.
+    /// Asks for the status.
     Status { done: oneshot::Sender<Result<Option<StoreStatus>, String>> },
     /// A disaster was declared. Answered when the final watermark is known.
     Recover { recovery: Recovery, done: oneshot::Sender<Result<StoreStatus, String>> },
@@ -106,7 +106,7 @@ impl Stores {
         statuses
     }
 
-    /// Whether the configuration has this store.
+    /// True if the configuration has this store.
     pub(super) fn has(&self, name: &str) -> bool {
         self.running.contains_key(name)
     }

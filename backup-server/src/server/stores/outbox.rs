@@ -22,7 +22,7 @@ struct State {
     replies: BTreeMap<u16, StoreMessage>,
     progress: Option<StoreMessage>,
     beaten: Option<StoreMessage>,
-    /// Of tunnels, in order.
+    /// Messages of tunnels, in order.
     others: VecDeque<(Channel, StoreMessage)>,
     end: Option<Refusal>,
 }

@@ -54,7 +54,7 @@ enum State {
     /// No host has shipped anything yet.
     None,
     Open(Box<Store<Files>>),
-    /// It cannot be opened, or could not go on.
+    /// Reason why the store cannot be opened, or could not go on.
     Broken(String),
 }
 

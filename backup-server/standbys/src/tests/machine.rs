@@ -6,7 +6,7 @@ use tidelock_shard_logs::Recovery;
 const RECOVERY: Recovery = Recovery { at_unix_ms: 1, primary_declared_dead: true };
 
 proptest! {
-    /// Whatever the store takes, allows and forgets, and wherever standbys begin: each has all of the log up to
+    /// Standbys have all of the log, whatever the store takes, allows and forgets, and wherever they begin: each up to
     /// apply-to, and nothing of it beyond.
     #[test]
     fn standbys_have_the_log_up_to_apply_to_and_not_a_byte_more(
@@ -102,7 +102,7 @@ fn a_recovery_ends_the_log_at_the_final_apply_to() {
 #[test]
 fn log_that_the_journal_does_not_have_means_a_new_copy() {
     let (mut store, wal) = (Store::new(), shard_wal(1, None));
-    // From before the beginning.
+    // Begins before the beginning.
     let standby = Driven::started(&store, &wal, BEGIN - SEGMENT);
     assert!(matches!(standby.failure(), Failure::CopyAnew { at } if *at == Lsn(BEGIN - SEGMENT)));
     assert!(standby.failure().needs_copy());
@@ -112,7 +112,7 @@ fn log_that_the_journal_does_not_have_means_a_new_copy() {
     }
     store.allow(store.end);
     store.log.forget(&[LogIndex(store.end), LogIndex(store.other)]).unwrap();
-    // From what was forgotten.
+    // Begins in what was forgotten.
     let standby = Driven::started(&store, &wal, BEGIN);
     assert!(matches!(standby.failure(), Failure::CopyAnew { at } if *at == Lsn(BEGIN)));
     // Over a jump: the log up to it is given, and nothing behind it.

@@ -30,7 +30,7 @@ const LOG_MAX_BYTES: u64 = 16 << 20;
 /// State of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Not running.
+    /// Stopped.
     Stopped,
     /// Running, and serving nobody yet: the log has not come to where the copy is usable.
     Recovering {

@@ -85,8 +85,8 @@ pub fn open(
     };
     let is_removed = |((.., now), had): (&(DiskId, String, u64), &u64)| now < had;
     let lacks_one = |found: &Found| identity.disks.iter().zip(&found.disk_bytes).any(is_removed);
-    // Of that run, or of one that had taken its log over. One that began without a log has everything to compare, and may
-    // have been killed before it was attached.
+    // A log is believed if that run has written it, or one that had taken it over. A run that began without a log has
+    // everything to compare, and may have been killed before it was attached.
     let is_of_last = |Head { incarnation, confirmed, .. }: &Head| match last_end {
         LastEnd::Clean { incarnation: last, .. } => [incarnation, confirmed].contains(&&last),
         LastEnd::Unclean { runs } => runs.contains(confirmed) && *confirmed != Incarnation(0),

@@ -24,7 +24,7 @@ fn what_was_written_before_the_clock_was_judged_has_a_stamp_beyond_that_time() {
     assert_eq!(world.doubts, [(Hlc(0), through.next())]);
     assert!(world.entries.iter().all(|entry| entry.stamp == through), "{:?}", world.stamped());
     assert_eq!(world.entries.last().unwrap().end.0, old);
-    // From here on stamps are the server's, once they are beyond the doubt.
+    // Stamps are the server's from here on, once they are beyond the doubt.
     let early = world.hosts[0].commit(1_001_000);
     let own = world.hosts[0].commit(1_040_000);
     world.run();

@@ -108,7 +108,7 @@ impl Journalled {
         self.store = Err(now + rng.span(AWAY_NS));
     }
 
-    /// What the store sends: replies to agents.
+    /// Takes what the store sends: replies to agents.
     fn sent(&mut self) -> Result<Replies, Failure> {
         let Ok(store) = &mut self.store else { return Ok(Vec::new()) };
         let mut replies = Vec::new();
