@@ -38,5 +38,7 @@ pub use cut::Cut;
 pub use log::{Agent, Event, Limits, Recovery, Refused, StoreError, StoreLog};
 pub use manifest::{MANIFEST, OtherLog};
 pub use read::{EntryReader, ReadError};
-pub use status::{ShardStatus, StoreStatus};
+pub use status::{
+    KeptStatus, LeftOut, Promoted, ShardStatus, StandbyState, StandbyStatus, StoreStatus,
+};
 pub use store::{Link, Output, Refusal, Store, TunnelEvent, TunnelId};

@@ -177,6 +177,7 @@ pub struct StoreLog<S: Storage> {
     recovery: Option<Recovery>,
     /// The final watermark.
     last: Option<Hlc>,
+    ignores_watermark: bool,
 }
 
 impl<S: Storage> StoreLog<S> {
@@ -235,6 +236,7 @@ impl<S: Storage> StoreLog<S> {
             behind: VecDeque::new(),
             recovery: None,
             last: None,
+            ignores_watermark: false,
         };
         log.report(log.numbers());
         log.obey(&mut Vec::new());
@@ -522,15 +524,18 @@ impl<S: Storage> StoreLog<S> {
         self.shards.get(usize::from(shard))?.bsa.standing()
     }
 
+    /// Every shard may be applied as far as its own log is durable: asynchronous replication of each shard by itself. For
+    /// comparison only, because no cut is consistent then.
+    pub fn ignore_watermark(&mut self) {
+        self.ignores_watermark = true;
+    }
+
     /// The end of what a shard may apply.
     #[must_use]
     pub fn apply_to(&self, shard: u16) -> Option<LogIndex> {
         let of = self.shards.get(usize::from(shard))?;
-        Some(if tidelock_planted::is(Bug::AppliedBeforeWatermark) {
-            of.bsa.standing()?.commit.index
-        } else {
-            of.apply.apply_to()
-        })
+        let is_early = self.ignores_watermark || tidelock_planted::is(Bug::AppliedBeforeWatermark);
+        Some(if is_early { of.bsa.standing()?.commit.index } else { of.apply.apply_to() })
     }
 
     /// The cut at a stamp that the watermark has reached; at the last one before it, if a clock was in doubt then.

@@ -107,6 +107,8 @@ pub struct Store<S: Storage> {
     outputs: Vec<Output>,
     /// Watermark and updates that hosts were told.
     told: (Hlc, Hlc),
+    /// When a host was heard last.
+    heard_ms: Option<u64>,
 }
 
 fn invalid(reason: impl ToString) -> Refusal {
@@ -162,7 +164,8 @@ impl<S: Storage> Store<S> {
         let plausible = Plausible::of_hosts(clock_bound_ms, log.updated());
         let told = (log.watermark().unwrap_or_default(), log.updated());
         let hosts = BTreeMap::new();
-        Self { storage, manifest, log, hosts, plausible, outputs: Vec::new(), told }
+        let outputs = Vec::new();
+        Self { storage, manifest, log, hosts, plausible, outputs, told, heard_ms: None }
     }
 
     /// A host has said hello, and may speak for the store. It names all shards.
@@ -222,6 +225,7 @@ impl<S: Storage> Store<S> {
     /// A frame of a host has arrived. `now_ms`: the backup's clock, in milliseconds since the Unix epoch.
     pub fn received(&mut self, link: Link, frame: StoreFrame, now_ms: u64) {
         self.log.set_now(now_ms);
+        self.heard_ms = Some(now_ms);
         if let Err(why) = self.take(link, frame, now_ms) {
             self.lost(link);
             self.outputs.push(Output::End { link, why });
@@ -363,7 +367,9 @@ impl<S: Storage> Store<S> {
         self.keep(manifest)
     }
 
-    fn name_of(&self, shard: u16) -> &str {
+    /// The name of a shard.
+    #[must_use]
+    pub fn name_of(&self, shard: u16) -> &str {
         self.manifest.shards.get(usize::from(shard)).map_or("?", String::as_str)
     }
 
@@ -378,6 +384,17 @@ impl<S: Storage> Store<S> {
             host.shards.get(&shard).is_some_and(|led| led.origin.as_ref() == Some(origin))
         };
         self.hosts.iter().rev().find(|(_, host)| leads(host)).map(|(link, _)| *link)
+    }
+
+    /// True if a host is connected over which a shard's server of the log on record is reached.
+    #[must_use]
+    pub fn is_led(&self, shard: u16) -> bool {
+        self.leader(shard).is_some()
+    }
+
+    /// Every shard may be applied as far as its own log is durable ([`StoreLog::ignore_watermark`]).
+    pub fn ignore_watermark(&mut self) {
+        self.log.ignore_watermark();
     }
 
     /// Opens a tunnel to a shard's server at the primary site. `None`: no host that leads it is connected, or there are too
@@ -561,6 +578,8 @@ impl<S: Storage> Store<S> {
                 durable: standing.commit.index,
                 stamp: standing.commit.stamp,
                 apply_to: self.log.apply_to(shard).unwrap_or_default(),
+                left_out: Vec::new(),
+                standby: None,
             }
         });
         StoreStatus {
@@ -570,6 +589,7 @@ impl<S: Storage> Store<S> {
             updated: self.log.updated(),
             held_back_by: self.log.held_back_by().map(|shard| self.name_of(shard).to_owned()),
             recovered: self.log.final_watermark(),
+            heard_unix_ms: self.heard_ms,
             journal_bytes: self.log.journal().bytes(),
         }
     }

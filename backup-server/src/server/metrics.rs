@@ -162,6 +162,8 @@ mod tests {
             durable: LogIndex(80),
             stamp: at(7),
             apply_to: LogIndex(70),
+            left_out: Vec::new(),
+            standby: None,
         };
         let store = StoreStatus {
             store: "orders".to_owned(),
@@ -170,6 +172,7 @@ mod tests {
             updated: at(7),
             held_back_by: Some("s0".to_owned()),
             recovered: None,
+            heard_unix_ms: None,
             journal_bytes: 1,
         };
         let text = render(&[], &[store], None);
