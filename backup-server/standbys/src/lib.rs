@@ -37,6 +37,6 @@ mod tests;
 
 pub use failure::Failure;
 pub use hub::{Connection, ConnectionId, ShardWal, Standbys};
-pub use serve::{Listening, SOCKET_PORT, socket_in};
+pub use serve::{Listening, SOCKET_PORT, bind_for, socket_in};
 pub use source::{Ask, Supply};
 pub use standby::{Event, Need, Standby};

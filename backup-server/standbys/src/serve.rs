@@ -33,6 +33,34 @@ pub fn socket_in(dir: &Path) -> PathBuf {
     dir.join(format!(".s.PGSQL.{SOCKET_PORT}"))
 }
 
+/// Binds a socket in a directory that is for it alone. `user` (its number and its group's) and root may connect; without it,
+/// the user of this process.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn bind_for(dir: &Path, user: Option<(u32, u32)>) -> io::Result<UnixListener> {
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    let path = socket_in(dir);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let wrong = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot listen on {}: {error}", path.display()))
+    };
+    let listener = UnixListener::bind(&path).map_err(wrong)?;
+    listener.set_nonblocking(true)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    if let Some((uid, gid)) = user {
+        lchown(&path, Some(uid), Some(gid))?;
+        // The user must pass through the directory, and has no other right to it.
+        chown(dir, None, Some(gid))?;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o710))?;
+    }
+    Ok(listener)
+}
+
 /// A socket on which the log of a shard is served. It goes with this value, and so do its connections.
 #[derive(Debug)]
 pub struct Listening {
@@ -56,8 +84,7 @@ impl Drop for Listening {
 
 impl<F: StorageFile + Send + Sync + 'static> Standbys<F> {
     /// Serves the log of a shard on a socket in this directory, which must be for it alone. A standby gets it up to
-    /// apply-to, and not beyond `cut` if there is one. `user` (its number and its group's) and root may connect;
-    /// without it, the user of this process.
+    /// apply-to, and not beyond `cut` if there is one. Whoever may connect: [`bind_for`].
     ///
     /// # Errors
     /// The socket cannot be made.
@@ -68,25 +95,7 @@ impl<F: StorageFile + Send + Sync + 'static> Standbys<F> {
         dir: &Path,
         user: Option<(u32, u32)>,
     ) -> io::Result<Listening> {
-        fs::create_dir_all(dir)?;
-        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
-        let path = socket_in(dir);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let wrong = |error: io::Error| {
-            io::Error::new(error.kind(), format!("cannot listen on {}: {error}", path.display()))
-        };
-        let listener = UnixListener::bind(&path).map_err(wrong)?;
-        listener.set_nonblocking(true)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        if let Some((uid, gid)) = user {
-            lchown(&path, Some(uid), Some(gid))?;
-            // The user must pass through the directory, and has no other right to it.
-            chown(dir, None, Some(gid))?;
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o710))?;
-        }
+        let listener = bind_for(dir, user)?;
         let (waker, is_over) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
         let (standbys, socket) = (self.clone(), self.number());
         let (wakes, over) = (Arc::clone(&waker), Arc::clone(&is_over));

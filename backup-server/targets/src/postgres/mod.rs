@@ -340,6 +340,18 @@ impl Server {
         self.jail.user().map(|user| (user.uid, user.gid))
     }
 
+    /// A server with the same settings in another directory, which does not run.
+    #[must_use]
+    pub fn beside(&self, dir: PathBuf) -> Self {
+        Self { dir, process: None, ..self.clone() }
+    }
+
+    /// The superuser of the database.
+    #[must_use]
+    pub fn superuser(&self) -> &str {
+        &self.site.superuser
+    }
+
     /// Directory of the socket for clients.
     #[must_use]
     pub fn socket_dir(&self) -> PathBuf {
