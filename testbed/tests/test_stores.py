@@ -32,12 +32,18 @@ class Store:
         self.shards = [self.server(image, f"s{nth}", 5432 + nth) for nth in range(2)]
         self.backup = BackupServer(run, self.netns, run.directory, Plaintext())
         text = self.backup.config.read_text()
-        store = '[[store]]\nname = "orders"\nhosts = ["host-a"]\n'
+        store = '[[store]]\nname = "orders"\nhosts = ["host-a"]\n' + self.backup_toml()
         self.backup.config.write_text("plaintext = true\n" + text + store)
+        if "standbys" in store:
+            self.backup.confined = []
         self.backup.start()
         self.config = run.directory / "host.toml"
         self.config.write_text(self.toml())
         self.daemon: Process | None = None
+
+    def backup_toml(self) -> str:
+        """More of the store at the backup."""
+        return ""
 
     def server(self, image, name: str, port: int) -> PgServer:
         server = PgServer(self.run, image, name, 1, self.netns, port, **SETTINGS)

@@ -55,9 +55,11 @@ class BackupServer:
         self.config.write_text("\n".join(lines) + "\n")
         self.process: Process | None = None
         self.environment = {"NO_COLOR": "1"}
+        self.confined = UNPRIVILEGED
+        """None of it: a server that runs PostgreSQL as another user."""
 
     def _command(self, *words: object) -> list:
-        return [*UNPRIVILEGED, BIN / "tidelock-backup", *words, "--config", self.config]
+        return [*self.confined, BIN / "tidelock-backup", *words, "--config", self.config]
 
     def command(self, *words: object) -> str:
         """Runs its command line, and returns what that prints."""

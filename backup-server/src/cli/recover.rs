@@ -128,6 +128,12 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
                     true => println!("{}", json!({ "store": store })),
                     false => print!("{}", store::recovered(&store)),
                 }
+                let missing = store::not_promoted(&store);
+                ensure!(
+                    missing.is_empty(),
+                    "{} not promoted: mend what is said of each, and give the same command again",
+                    missing.join(", ")
+                );
                 return Ok(Answer::Told);
             }
             Reply::Connected { hosts } => return Ok(Answer::Connected(hosts)),

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_replica::text;
-use tidelock_shard::unix_ns_of;
-use tidelock_shard_logs::StoreStatus;
+use tidelock_shard::{LogIndex, unix_ns_of};
+use tidelock_shard_logs::{ShardStatus, StandbyState, StandbyStatus, StoreStatus};
 
 /// A stamp for people, to the microsecond.
 fn stamp(stamp: Hlc) -> String {
@@ -51,38 +51,129 @@ pub(super) fn render(store: &StoreStatus) -> String {
             line("  STANDS", why.clone());
         }
         let timeline = shard.timeline.map_or_else(String::new, |id| format!(", timeline {id}"));
-        line("  log", format!("durable to {}{timeline}", shard.durable));
-        line("  apply to", shard.apply_to.to_string());
+        line("  log", format!("durable to {}{timeline}", position(shard, shard.durable)));
+        line("  apply to", position(shard, shard.apply_to));
+        if let Some(of) = &shard.standby {
+            line("  standby", standby(shard, of));
+            if let Some(problem) = &of.problem {
+                line("  PROBLEM", problem.clone());
+            }
+            for kept in &of.kept {
+                let (at, from) = (text::utc(kept.at_unix_ms), position(shard, kept.usable_from));
+                line("  copy kept", format!("at {at}: the past from {from} on can be seen"));
+            }
+        }
     }
     out
 }
 
+/// A position in a shard's log, as the shard writes it.
+fn position(shard: &ShardStatus, at: LogIndex) -> String {
+    match shard.timeline {
+        Some(1..) => format!("{:X}/{:X}", at.0 >> 32, at.0 & 0xffff_ffff),
+        _ => at.to_string(),
+    }
+}
+
+/// What a standby does, and where it is found.
+fn standby(shard: &ShardStatus, of: &StandbyStatus) -> String {
+    let place = format!("-h {} -p {}", of.socket_dir.display(), of.port);
+    match of.state {
+        StandbyState::Waiting => {
+            "none yet: it is made when a host that leads the shard is connected".to_owned()
+        }
+        StandbyState::Copying => {
+            let (done, all) = of.copied_kib.unwrap_or_default();
+            let bytes = |kib: u64| text::bytes(kib.saturating_mul(1024));
+            format!("the primary is being copied: {} of about {}", bytes(done), bytes(all))
+        }
+        StandbyState::Recovering => "replays what its copy needs before it can be used".to_owned(),
+        StandbyState::Following => {
+            let replayed = position(shard, of.replayed.unwrap_or_default());
+            format!("follows, replayed to {replayed}; read-only: psql {place}")
+        }
+        StandbyState::Stopped => "stopped".to_owned(),
+        StandbyState::Promoted => format!("promoted: psql {place}"),
+    }
+}
+
+/// Commits that a report names for each shard; `--json` has all.
+const LEFT_OUT_LINES: usize = 5;
+
 /// The cut of a recovery, or of a rehearsal.
 pub(super) fn recovered(store: &StoreStatus) -> String {
+    let at = store.recovered.or(store.watermark).unwrap_or_default();
     let mut text = match store.recovered {
-        Some(at) => format!("store {} is recovered at {}\n", store.store, stamp(at)),
+        Some(_) => format!("store {} is recovered at {}\n", store.store, stamp(at)),
         None => format!(
             "rehearsal, nothing was changed: store {} would be recovered at {}\n",
             store.store,
-            stamp(store.watermark.unwrap_or_default())
+            stamp(at)
         ),
     };
+    text += &format!(
+        "  the newest update that is here is {:.1} ms later: what was committed in between is not in every shard's log\n",
+        behind(at, store.updated)
+    );
+    match store.heard_unix_ms {
+        Some(ms) => {
+            text += &format!(
+                "  a primary host was heard last at {}, by this site's clock\n",
+                text::utc_ms(ms)
+            )
+        }
+        None => text += "  no primary host was heard since this server was started\n",
+    }
     for shard in &store.shards {
-        let beyond = shard.durable.0.saturating_sub(shard.apply_to.0);
-        text += &format!("  {}: the log up to {}", shard.name, shard.apply_to);
-        text += &match beyond {
-            0 => "\n".to_owned(),
-            _ => format!("; what is here beyond it, up to {}, is left out\n", shard.durable),
-        };
+        text += &format!("  {}: the log up to {}\n", shard.name, position(shard, shard.apply_to));
+        let beyond = &shard.left_out;
+        if shard.durable > shard.apply_to && store.recovered.is_none() {
+            text += &format!(
+                "    what is here beyond it, up to {}, would be left out\n",
+                position(shard, shard.durable)
+            );
+        } else if !beyond.is_empty() {
+            text += &format!("    {} commits beyond it are left out:\n", beyond.len());
+        }
+        for out in beyond.iter().take(LEFT_OUT_LINES) {
+            let of = out.transaction.map_or_else(String::new, |xid| format!(", transaction {xid}"));
+            let time = text::utc_ms(out.unix_ns / 1_000_000);
+            text += &format!("      {} at {time}{of}\n", position(shard, out.at));
+        }
+        if beyond.len() > LEFT_OUT_LINES {
+            text +=
+                &format!("      and {} more (--json names all)\n", beyond.len() - LEFT_OUT_LINES);
+        }
+        let Some(of) = &shard.standby else { continue };
+        if let Some(promoted) = of.promoted {
+            text += &format!(
+                "    promoted: psql -h {} -p {} (ready after {} ms, writable {} ms later, timeline {})\n",
+                of.socket_dir.display(),
+                of.port,
+                promoted.ready_ms,
+                promoted.promoted_ms,
+                promoted.timeline
+            );
+        } else if let Some(problem) = &of.problem {
+            text += &format!("    NOT PROMOTED: {problem}\n");
+        }
     }
     text
+}
+
+/// Shards that a recovery should have promoted, and has not.
+pub(super) fn not_promoted(store: &StoreStatus) -> Vec<&str> {
+    let missing = |shard: &&ShardStatus| {
+        store.recovered.is_some() && shard.standby.as_ref().is_some_and(|of| of.promoted.is_none())
+    };
+    store.shards.iter().filter(missing).map(|shard| shard.name.as_str()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidelock_shard::{LogIndex, stamp_at};
-    use tidelock_shard_logs::ShardStatus;
+    use tidelock_shard::stamp_at;
+    use tidelock_shard_logs::{LeftOut, Promoted};
 
     fn status() -> StoreStatus {
         let at = |ms: u64| stamp_at((1_800_000_000_000 + ms) * 1_000_000);
@@ -95,6 +186,8 @@ mod tests {
             durable: LogIndex(durable),
             stamp,
             apply_to: LogIndex(apply_to),
+            left_out: Vec::new(),
+            standby: None,
         };
         StoreStatus {
             store: "orders".to_owned(),
@@ -103,6 +196,7 @@ mod tests {
             updated: at(30),
             held_back_by: Some("s1".to_owned()),
             recovered: None,
+            heard_unix_ms: None,
             journal_bytes: 1 << 20,
         }
     }
@@ -123,11 +217,33 @@ mod tests {
         let mut store = status();
         assert!(recovered(&store).starts_with("rehearsal"));
         store.recovered = store.watermark;
+        let out = |at| LeftOut {
+            at: LogIndex(at),
+            unix_ns: 1_800_000_000_025_000_000,
+            transaction: Some(7),
+        };
+        store.shards[0].left_out = (0..7).map(|nth| out(800 + nth)).collect();
         let text = recovered(&store);
-        assert!(
-            text.contains("s0: the log up to 700; what is here beyond it, up to 900"),
-            "{text}"
-        );
-        assert!(text.contains("s1: the log up to 500\n"), "{text}");
+        assert!(text.contains("7 commits beyond it are left out"), "{text}");
+        assert!(text.contains("0/320 at ") && text.contains("and 2 more"), "{text}");
+        assert!(text.contains("s1: the log up to 0/1F4\n"), "{text}");
+    }
+
+    #[test]
+    fn a_shard_that_could_not_be_promoted_is_named() {
+        let mut store = status();
+        let standby = |problem: Option<&str>, promoted| {
+            let problem = problem.map(str::to_owned);
+            Some(StandbyStatus { problem, promoted, ..StandbyStatus::default() })
+        };
+        let promoted = Promoted { at: LogIndex(500), timeline: 2, ready_ms: 3, promoted_ms: 40 };
+        store.shards[0].standby = standby(Some("there is no room"), None);
+        store.shards[1].standby = standby(None, Some(promoted));
+        assert!(not_promoted(&store).is_empty(), "nothing was ordered yet");
+        store.recovered = store.watermark;
+        assert_eq!(not_promoted(&store), ["s0"]);
+        let text = recovered(&store);
+        assert!(text.contains("NOT PROMOTED: there is no room"), "{text}");
+        assert!(text.contains("ready after 3 ms, writable 40 ms later, timeline 2"), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! The configuration file (`docs/manual/backup-configuration.md`), checked as a whole.
 
+use super::stores::config::{self as store, StoreSection};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -71,8 +72,7 @@ pub struct Config {
     pub groups_per_host: usize,
     options: GroupOptions,
     groups: BTreeMap<String, GroupSection>,
-    /// Hosts of each store.
-    stores: BTreeMap<String, Vec<String>>,
+    stores: BTreeMap<String, StoreSection>,
 }
 
 /// What is said of one group.
@@ -118,9 +118,9 @@ impl Config {
         self.groups.contains_key(group)
     }
 
-    /// Stores, with the hosts that may ship their shards.
-    pub fn stores(&self) -> impl Iterator<Item = (&str, Vec<String>)> {
-        self.stores.iter().map(|(name, hosts)| (name.as_str(), hosts.clone()))
+    /// Stores by name.
+    pub(super) fn stores(&self) -> impl Iterator<Item = (&str, &StoreSection)> {
+        self.stores.iter().map(|(name, of)| (name.as_str(), of))
     }
 
     /// Listed groups.
@@ -132,7 +132,8 @@ impl Config {
     #[must_use]
     pub fn is_listed_host(&self, host: &str) -> bool {
         let of_groups = self.groups.values().map(|of| &of.hosts);
-        of_groups.chain(self.stores.values()).any(|hosts| hosts.iter().any(|listed| listed == host))
+        let of_stores = self.stores.values().map(|of| &of.hosts);
+        of_groups.chain(of_stores).any(|hosts| hosts.iter().any(|listed| listed == host))
     }
 
     /// Reads a configuration. `file` is its name in messages.
@@ -236,12 +237,8 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let of = GroupSection { hosts, members, retention: of_group, compress_after };
         Some((name?.value.to_string(), of))
     });
-    let stores = root.tables("store", |store| {
-        let name = store.required::<Name>("name", "name = \"orders\"");
-        let hosts = store.required::<Vec<Name>>("hosts", "hosts = [\"host-a\", \"host-b\"]");
-        let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
-        Some((name?.value.to_string(), hosts))
-    });
+    let data_dir = server.as_ref().map(|server| server.2.as_path());
+    let stores = root.tables("store", |section| store::read(section, data_dir));
     let (
         name,
         listen,

@@ -12,6 +12,8 @@ pub(super) struct PeerLog(Mutex<RateLimit>);
 pub(super) static STRANGERS: PeerLog = PeerLog::new();
 /// Of hosts.
 pub(super) static HOSTS: PeerLog = PeerLog::new();
+/// The limit for lines about standbys of stores' shards, whose copies came from another site.
+pub(super) static STANDBYS: PeerLog = PeerLog::new();
 /// The limit for lines about clients of exported disks: a guest can read a damaged place again and again.
 pub(super) static NBD_CLIENTS: PeerLog = PeerLog::new();
 

@@ -1,7 +1,10 @@
 //! The thread of a store: frames in, replies out, and a sync beside it. What arrives while a sync runs forms the next batch.
 
 use super::Event;
+use super::left_out::Beyond;
 use super::outbox::Outbox;
+use super::standbys::StoreStandbys;
+use super::tunnels::Tunnels;
 use crate::server::clock;
 use crate::server::peer_log::peer_log;
 use std::collections::BTreeMap;
@@ -13,10 +16,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tidelock_protocol::message::RefusalKind;
 use tidelock_replica::group::GroupOptions;
+use tidelock_shard::LogIndex;
 use tidelock_shard_logs::{Limits, Link, Output, Refusal, Store, StoreError, StoreStatus};
 use tidelock_storage::files::Files;
 use tidelock_store::journal::{Durable, JournalError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle as Task;
 use tokio::time::sleep;
 
@@ -28,25 +32,31 @@ const OPEN_RETRY: Duration = Duration::from_secs(5);
 type Synced = Result<Durable, JournalError>;
 type Recovered = oneshot::Sender<Result<StoreStatus, String>>;
 
+/// A store to be served.
+pub(super) struct Of {
+    pub name: String,
+    pub dir: PathBuf,
+    pub options: GroupOptions,
+    /// False: every shard is applied as far as its own log is durable.
+    pub has_watermark: bool,
+    pub standbys: Option<StoreStandbys>,
+}
+
 /// Starts the thread.
-pub(super) fn spawn(
-    name: &str,
-    dir: PathBuf,
-    options: GroupOptions,
-    inbox: mpsc::Receiver<Event>,
-) -> io::Result<JoinHandle<()>> {
+pub(super) fn spawn(of: Of, inbox: mpsc::Receiver<Event>) -> io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let thread = std::thread::Builder::new().name(format!("store-{}", of.name));
     let owner = Owner {
-        name: name.to_owned(),
-        dir,
-        options,
+        asked: of.standbys.as_ref().map(StoreStandbys::asked).unwrap_or_default(),
+        of,
         state: State::None,
         outboxes: BTreeMap::new(),
         sync: None,
         is_full: false,
         recovering: Vec::new(),
+        tunnels: Tunnels::default(),
+        unneeded: BTreeMap::new(),
     };
-    let thread = std::thread::Builder::new().name(format!("store-{name}"));
     thread.spawn(move || runtime.block_on(owner.run(inbox)))
 }
 
@@ -59,15 +69,18 @@ enum State {
 }
 
 struct Owner {
-    name: String,
-    dir: PathBuf,
-    options: GroupOptions,
+    of: Of,
     state: State,
     outboxes: BTreeMap<Link, Arc<Outbox>>,
     sync: Option<Task<Synced>>,
     /// The disk had no room at the last attempt.
     is_full: bool,
     recovering: Vec<Recovered>,
+    /// A standby needs a reader of the journal.
+    asked: Arc<Notify>,
+    tunnels: Tunnels,
+    /// What standbys and kept copies do not need any more, by shard.
+    unneeded: BTreeMap<u16, LogIndex>,
 }
 
 /// The end of a sync, once there is one.
@@ -98,6 +111,7 @@ impl Owner {
                     Some(event) => self.handle(event),
                 },
                 end = ended(&mut self.sync) => self.synced(end),
+                () = self.asked.notified() => {}
                 () = async { sleep(retry.unwrap_or_default()).await }, if retry.is_some() => again = true,
             }
             // Everything that has arrived goes into one batch.
@@ -118,17 +132,17 @@ impl Owner {
     }
 
     fn files(&self) -> Files {
-        Files::new(self.dir.clone())
+        Files::new(self.of.dir.clone())
     }
 
     fn open(&mut self) {
-        let (journal, bound) = (self.options.journal, self.options.clock_bound_ms);
+        let (journal, bound) = (self.of.options.journal, self.of.options.clock_bound_ms);
         self.state = match Store::open(self.files(), journal, Limits::default(), bound) {
             Ok(None) => State::None,
             Ok(Some((store, torn))) => {
                 if let Some(torn) = torn {
                     tracing::warn!(
-                        store = self.name,
+                        store = self.of.name,
                         segment = torn.file,
                         offset = torn.offset,
                         bytes = torn.len_bytes,
@@ -136,23 +150,35 @@ impl Owner {
                          is cut off"
                     );
                 }
-                tracing::info!(store = self.name, shards = store.log().shards(), "opened");
-                State::Open(Box::new(store))
+                tracing::info!(store = self.of.name, shards = store.log().shards(), "opened");
+                self.opened(store)
             }
             Err(error) => {
                 let reason = error.to_string();
-                tracing::error!(store = self.name, reason, "the store does not work");
+                tracing::error!(store = self.of.name, reason, "the store does not work");
                 State::Broken(reason)
             }
         };
     }
 
+    fn opened(&self, mut store: Store<Files>) -> State {
+        if !self.of.has_watermark {
+            tracing::warn!(
+                store = self.of.name,
+                "`watermark = \"off\"`: no cut is consistent, and a recovery loses what clients were told in any order"
+            );
+            store.ignore_watermark();
+        }
+        State::Open(Box::new(store))
+    }
+
     /// The store cannot go on: hosts come again, and it is opened again.
     fn breaks(&mut self, error: &StoreError) {
         let reason = error.to_string();
-        tracing::error!(store = self.name, reason, "the store does not work");
+        tracing::error!(store = self.of.name, reason, "the store does not work");
+        self.tunnels = Tunnels::default();
         for outbox in std::mem::take(&mut self.outboxes).into_values() {
-            outbox.end((RefusalKind::Damaged, format!("store {}: {reason}", self.name)));
+            outbox.end((RefusalKind::Damaged, format!("store {}: {reason}", self.of.name)));
         }
         for done in self.recovering.drain(..) {
             let _ = done.send(Err(reason.clone()));
@@ -189,7 +215,7 @@ impl Owner {
                     let _ = done.send(Ok(store.status()));
                 }
                 State::Open(store) => {
-                    tracing::warn!(store = self.name, "recovered by the operator");
+                    tracing::warn!(store = self.of.name, "recovered by the operator");
                     store.recover(recovery);
                     self.recovering.push(done);
                 }
@@ -200,6 +226,16 @@ impl Owner {
                     let _ = done.send(Err(reason.clone()));
                 }
             },
+            Event::Beyond { done } => {
+                let State::Open(store) = &self.state else { return drop(done.send(Vec::new())) };
+                let _ = done.send(Beyond::all(store));
+            }
+            Event::Tunnel(ask) => {
+                if let State::Open(store) = &mut self.state {
+                    self.tunnels.ask(store, ask);
+                }
+            }
+            Event::Unneeded { shard, up_to } => self.forget(shard, up_to),
             Event::Stop => {}
         }
     }
@@ -212,19 +248,19 @@ impl Owner {
         outbox: Arc<Outbox>,
     ) -> Result<(), Refusal> {
         if let State::None = self.state {
-            let (journal, bound) = (self.options.journal, self.options.clock_bound_ms);
+            let (journal, bound) = (self.of.options.journal, self.of.options.clock_bound_ms);
             let limits = Limits::default();
-            let made = std::fs::create_dir_all(&self.dir)
+            let made = std::fs::create_dir_all(&self.of.dir)
                 .map_err(|error| error.to_string())
                 .and_then(|()| {
-                    Store::create(self.files(), &self.name, shards, journal, limits, bound)
+                    Store::create(self.files(), &self.of.name, shards, journal, limits, bound)
                         .map_err(|error| error.to_string())
                 });
             let store = made.map_err(|reason| {
-                (RefusalKind::Stopping, format!("store {} cannot be made: {reason}", self.name))
+                (RefusalKind::Stopping, format!("store {} cannot be made: {reason}", self.of.name))
             })?;
-            tracing::info!(store = self.name, host, shards = shards.len(), "made");
-            self.state = State::Open(Box::new(store));
+            tracing::info!(store = self.of.name, host, shards = shards.len(), "made");
+            self.state = self.opened(store);
         }
         match &mut self.state {
             State::Open(store) => {
@@ -233,9 +269,21 @@ impl Owner {
                 Ok(())
             }
             State::Broken(reason) => {
-                Err((RefusalKind::Damaged, format!("store {}: {reason}", self.name)))
+                Err((RefusalKind::Damaged, format!("store {}: {reason}", self.of.name)))
             }
             State::None => Err((RefusalKind::Stopping, "the store is not there".to_owned())),
+        }
+    }
+
+    /// Nobody here needs a shard's log up to there any more.
+    fn forget(&mut self, shard: u16, up_to: LogIndex) {
+        let State::Open(store) = &mut self.state else { return };
+        self.unneeded.insert(shard, up_to);
+        // The log of a shard that has said nothing is needed as a whole.
+        let of = |shard| self.unneeded.get(&shard).copied().unwrap_or_default();
+        let unneeded: Vec<_> = (0..store.log().shards()).map(of).collect();
+        if let Err(error) = store.forget(&unneeded) {
+            self.breaks(&error);
         }
     }
 
@@ -260,6 +308,9 @@ impl Owner {
         if self.sync.is_none() {
             self.sync = store.sync_job().map(|job| tokio::task::spawn_blocking(move || job.run()));
         }
+        if let Some(standbys) = &self.of.standbys {
+            standbys.tend(store);
+        }
         for output in store.take_outputs() {
             match output {
                 Output::Send { link, channel, message } => {
@@ -268,24 +319,28 @@ impl Owner {
                     }
                 }
                 Output::End { link, why } => {
-                    peer_log!(HOSTS, warn, store = self.name, kind = ?why.0, reason = why.1, "refused");
+                    peer_log!(HOSTS, warn, store = self.of.name, kind = ?why.0, reason = why.1, "refused");
                     if let Some(outbox) = self.outboxes.remove(&link) {
                         outbox.end(why);
                     }
                 }
                 Output::Final(watermark) => {
-                    tracing::warn!(store = self.name, %watermark, "recovered: all logs are closed");
+                    tracing::warn!(store = self.of.name, %watermark, "recovered: all logs are closed");
                     for done in self.recovering.drain(..) {
                         let _ = done.send(Ok(store.status()));
                     }
                 }
-                Output::Advanced(_) | Output::Tunnel(..) => {}
+                Output::Tunnel(id, event) => self.tunnels.heard(store, id, event),
+                Output::Advanced(_) => {}
             }
         }
     }
 
     /// Makes durable what was taken, and tells the hosts.
     async fn stop(mut self) {
+        if let Some(standbys) = &self.of.standbys {
+            standbys.stop();
+        }
         while self.sync.is_some() {
             let end = ended(&mut self.sync).await;
             self.synced(end);

@@ -1,0 +1,232 @@
+//! The standbys of a store at this site: each shard's follows its log up to apply-to, and is promoted there in a recovery.
+//!
+//! ```text
+//!  store's thread ─ Known ─▶ Keeper of a shard ─ copies, starts, promotes ─▶ PostgreSQL
+//!        ▲                      │                                              │
+//!        └── Unneeded, tunnels ─┘        Standbys (the hub) ◀── log, by socket ┘
+//! ```
+
+mod keeper;
+mod record;
+mod source;
+
+use super::Event;
+use super::config::StandbysSection;
+use crate::server::peer_log::peer_log;
+use keeper::Keeper;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tidelock_shard::link::Origin;
+use tidelock_shard_logs::{Promoted, StandbyStatus, Store, StoreStatus};
+use tidelock_standbys::{ConnectionId, Event as StandbyEvent, ShardWal, Standbys};
+use tidelock_storage::files::{Files, OpenFile};
+use tidelock_wal::Lsn;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+/// Connections of standbys and views of one store at once.
+const CONNECTIONS_MAX: usize = 8192;
+/// Orders that wait for a keeper.
+const ORDERS_MAX: usize = 16;
+
+/// What the store's thread knows of a shard.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Known {
+    /// The log that it has.
+    origin: Option<Origin>,
+    /// A host is connected over which the primary can be copied.
+    is_led: bool,
+    /// All logs are closed.
+    is_recovered: bool,
+}
+
+/// An order to a keeper.
+#[derive(Debug)]
+enum Order {
+    /// Promote the standby at a position.
+    Promote { up_to: Lsn, done: oneshot::Sender<Result<Promoted, String>> },
+}
+
+/// A keeper, from outside.
+#[derive(Debug)]
+struct KeeperHandle {
+    known: watch::Sender<Known>,
+    orders: mpsc::Sender<Order>,
+    status: Arc<Mutex<StandbyStatus>>,
+    task: AbortHandle,
+}
+
+/// Keepers by number of their shard.
+type Keepers = Arc<Mutex<BTreeMap<u16, KeeperHandle>>>;
+
+/// The standbys of a store, from outside.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StandbysHandle(Keepers);
+
+fn lock(keepers: &Keepers) -> MutexGuard<'_, BTreeMap<u16, KeeperHandle>> {
+    keepers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl StandbysHandle {
+    /// Adds what standbys do to a store's status.
+    pub(super) fn describe(&self, status: &mut StoreStatus) {
+        let keepers = lock(&self.0);
+        for (shard, of) in (0..).zip(&mut status.shards) {
+            let keeper = keepers.get(&shard);
+            of.standby = keeper
+                .map(|keeper| keeper.status.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        }
+    }
+
+    /// Promotes all standbys at the end of what their shards may apply.
+    pub(super) async fn promote(&self, status: &StoreStatus) {
+        let mut promotions = JoinSet::new();
+        for (shard, of) in (0..).zip(&status.shards) {
+            let orders = lock(&self.0).get(&shard).map(|keeper| keeper.orders.clone());
+            let Some(orders) = orders else { continue };
+            let (done, promoted) = oneshot::channel();
+            let order = Order::Promote { up_to: Lsn(of.apply_to.0), done };
+            promotions.spawn(async move {
+                if orders.send(order).await.is_ok() {
+                    // Its status says how it ended.
+                    let _ = promoted.await;
+                }
+            });
+        }
+        promotions.join_all().await;
+    }
+}
+
+/// The standbys of a store, on its thread.
+pub(super) struct StoreStandbys {
+    store: String,
+    settings: Arc<StandbysSection>,
+    hub: Standbys<OpenFile>,
+    asked: Arc<Notify>,
+    /// Names of standbys that are connected, and why copies must be made anew, by name.
+    connected: Arc<Connected>,
+    keepers: Keepers,
+    runtime: Handle,
+    events: mpsc::Sender<Event>,
+}
+
+/// What the hub says of connections, by the name that each gave.
+#[derive(Default)]
+struct Connected {
+    names: Mutex<BTreeMap<ConnectionId, String>>,
+    unusable: Mutex<BTreeMap<String, String>>,
+}
+
+impl Connected {
+    fn hears(&self, store: &str, id: ConnectionId, shard: u16, event: &StandbyEvent) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            StandbyEvent::LoggedIn { name } => {
+                tracing::debug!(store, shard, connection = id.0, name, "a standby has connected");
+                names.insert(id, name.clone());
+            }
+            StandbyEvent::Ended(failure) => {
+                let name = names.remove(&id).unwrap_or_default();
+                if failure.needs_copy() {
+                    peer_log!(STANDBYS, warn, store, shard, name, %failure, "a standby gets nothing more");
+                    let mut unusable = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+                    unusable.insert(name, failure.to_string());
+                } else {
+                    tracing::debug!(store, shard, name, %failure, "a standby has gone");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the reason why a standby's copy must be made anew.
+    fn take_unusable(&self, name: &str) -> Option<String> {
+        self.unusable.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+    }
+}
+
+impl StoreStandbys {
+    pub(super) fn new(
+        store: &str,
+        settings: StandbysSection,
+        handle: &StandbysHandle,
+        runtime: Handle,
+        events: mpsc::Sender<Event>,
+    ) -> Self {
+        let (asked, connected) = (Arc::new(Notify::new()), Arc::new(Connected::default()));
+        let (wake, hears, name) = (Arc::clone(&asked), Arc::clone(&connected), store.to_owned());
+        let hub = Standbys::new(
+            CONNECTIONS_MAX,
+            move || wake.notify_one(),
+            move |id, shard, event| hears.hears(&name, id, shard, event),
+        );
+        Self {
+            store: store.to_owned(),
+            settings: Arc::new(settings),
+            hub,
+            asked,
+            connected,
+            keepers: Arc::clone(&handle.0),
+            runtime,
+            events,
+        }
+    }
+
+    /// Waits until a standby needs a reader of the journal.
+    pub(super) fn asked(&self) -> Arc<Notify> {
+        Arc::clone(&self.asked)
+    }
+
+    /// Standbys and their keepers are told how the store stands.
+    pub(super) fn tend(&self, store: &Store<Files>) {
+        let mut keepers = lock(&self.keepers);
+        let is_recovered = store.log().final_watermark().is_some();
+        for shard in 0..store.log().shards() {
+            // A log that PostgreSQL has not written has no standbys.
+            let Some(origin) = store.origin_of(shard).filter(|of| of.version > 0) else { continue };
+            let keeper = keepers.entry(shard).or_insert_with(|| self.keeper(shard, store));
+            let is_led = store.is_led(shard);
+            keeper.known.send_if_modified(|known| {
+                let is_new = known.origin.as_ref() != Some(origin);
+                if is_new && let Ok(wal) = ShardWal::of(origin) {
+                    self.hub.set_wal(shard, wal);
+                }
+                if !is_new && (known.is_led, known.is_recovered) == (is_led, is_recovered) {
+                    return false;
+                }
+                *known = Known { origin: Some(origin.clone()), is_led, is_recovered };
+                true
+            });
+        }
+        drop(keepers);
+        self.hub.tend(store.log());
+    }
+
+    fn keeper(&self, shard: u16, store: &Store<Files>) -> KeeperHandle {
+        let (known, knows) = watch::channel(Known::default());
+        let (orders, ordered) = mpsc::channel(ORDERS_MAX);
+        let status = Arc::default();
+        let keeper = Keeper::new(
+            keeper::Of {
+                store: self.store.clone(),
+                shard,
+                name: store.name_of(shard).to_owned(),
+                settings: Arc::clone(&self.settings),
+            },
+            self.hub.clone(),
+            Arc::clone(&self.connected),
+            self.events.clone(),
+            knows,
+            Arc::clone(&status),
+        );
+        let task = self.runtime.spawn(keeper.run(ordered)).abort_handle();
+        KeeperHandle { known, orders, status, task }
+    }
+
+    /// Ends the keepers. PostgreSQL runs on.
+    pub(super) fn stop(&self) {
+        let keepers = std::mem::take(&mut *lock(&self.keepers));
+        keepers.into_values().for_each(|keeper| keeper.task.abort());
+    }
+}
