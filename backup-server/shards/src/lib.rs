@@ -34,7 +34,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use cut::Cut;
+pub use cut::{Cut, CutSearch};
 pub use log::{Agent, Event, Limits, Recovery, Refused, StoreError, StoreLog};
 pub use manifest::{MANIFEST, OtherLog};
 pub use read::{EntryReader, ReadError};

@@ -1,6 +1,6 @@
 //! The logs of a store's shards in one journal.
 
-use crate::cut::{self, Cut};
+use crate::cut::{Cut, CutSearch};
 use crate::manifest::MANIFEST;
 use crate::read::{EntryReader, ReadError};
 use std::collections::{BTreeSet, VecDeque};
@@ -219,7 +219,7 @@ impl<S: Storage> StoreLog<S> {
             return Err(StoreError::NoStore);
         }
         let closing = if state.recovered().is_some() { Closing::Closed } else { Closing::Open };
-        let applies = cut::at(&journal, doubts.before(state.watermark()))?;
+        let applies = CutSearch::new(&journal, doubts.before(state.watermark()))?.all()?;
         let shard = |(apply, end): (ApplyTo, &LogPoint)| {
             let log = Standing { append: *end, commit: *end };
             Shard { bsa: Bsa::leading(log, closing), apply }
@@ -543,13 +543,19 @@ impl<S: Storage> StoreLog<S> {
     /// # Errors
     /// The watermark has not reached it, or the journal does not reach back so far.
     pub fn cut_at(&self, stamp: Hlc) -> Result<Cut, ReadError> {
+        self.search(stamp)?.find()
+    }
+
+    /// The search for that cut, which reads the journal.
+    ///
+    /// # Errors
+    /// The watermark has not reached it, or the journal does not reach back so far.
+    pub fn search(&self, stamp: Hlc) -> Result<CutSearch<S::File>, ReadError> {
         let watermark = self.watermark().unwrap_or_default();
         if stamp > watermark {
             return Err(ReadError::Ahead { stamp, watermark });
         }
-        let stamp = self.service.doubts().before(stamp);
-        let ends = cut::at(&self.journal, stamp)?.iter().map(ApplyTo::apply_to).collect();
-        Ok(Cut { stamp, ends })
+        CutSearch::new(&self.journal, self.service.doubts().before(stamp))
     }
 
     /// Durable entries of a shard that end after `after` and not after `up_to`.
