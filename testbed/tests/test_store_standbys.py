@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,58 @@ def test_standbys_are_made_follow_and_are_promoted_at_one_cut(store):
     store.backup.start()
     wait_until("it is known", lambda: store.standby(0).get("state") == "promoted", WAIT_S, [store.backup.process])
     assert 100 in store.rows(0)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def view_rows(shard: dict) -> set[int]:
+    words = ["-h", shard["socket_dir"], "-p", shard["port"], "-U", "postgres", "-qAtX"]
+    argv = [str(word) for word in (BIN_DIR / "psql", *words, "-c", "SELECT id FROM entries;", "postgres")]
+    return {int(row) for row in subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()}
+
+
+def test_the_past_is_viewed_at_one_cut_and_recovered_there(store):
+    store.start_daemon()
+    for nth in range(2):
+        store.wait_rows(nth, set())
+        kept = lambda nth=nth: bool(store.standby(nth)["kept"])  # noqa: E731
+        wait_until(f"a copy of s{nth} is kept", kept, WAIT_S, [store.backup.process])
+        store.insert(nth, 1)
+    for nth in range(2):
+        store.wait_rows(nth, {1})
+    then = now()
+    time.sleep(0.002)  # the next stamps are later in milliseconds
+    for nth in range(2):
+        store.insert(nth, 2)
+    for nth in range(2):
+        store.wait_rows(nth, {1, 2})
+
+    with pytest.raises(RuntimeError, match="ahead of the watermark"):
+        store.backup.command("view", "orders", "--at", "2199-01-01T00:00:00Z", "--detach")
+    view = json.loads(store.backup.command("view", "orders", "--at", then, "--detach", "--json"))
+    assert [view_rows(shard) for shard in view["shards"]] == [{1}, {1}], view
+    assert view["name"] in store.backup.command("view", "--list")
+    pids = [int(path.read_text().split()[0]) for path in store.place.glob("*/view-*/own/data/postmaster.pid")]
+    assert len(pids) == 2
+    store.backup.command("view", "--close", view["name"])
+    assert not list(store.place.glob("*/view-*")), "all of it is gone"
+    assert not any(runs(pid) for pid in pids)
+
+    # A server that was killed with a view leaves nothing of it.
+    store.backup.command("view", "orders", "--at", then, "--detach")
+    store.backup.process.kill()
+    store.backup.start()
+    wait_until("the view is gone", lambda: not list(store.place.glob("*/view-*")), WAIT_S, [store.backup.process])
+
+    report = recovered(store, "--at", then)
+    for nth, shard in enumerate(report["shards"]):
+        assert shard["standby"]["promoted"]["at"] <= shard["apply_to"], report
+        assert store.rows(nth) == {1}
+        store.sql_at(nth, "INSERT INTO entries VALUES (100, 'here');")
+        assert store.rows(nth) == {1, 100}
+    assert recovered(store, "--at", then)["shards"][0]["standby"]["promoted"], "the same again"
+    view = json.loads(store.backup.command("view", "orders", "--detach", "--json"))
+    assert [view_rows(shard) for shard in view["shards"]] == [{1, 2}, {1, 2}], "what is later is still there"
+    store.backup.command("view", "--close", view["name"])

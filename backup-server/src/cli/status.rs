@@ -21,7 +21,7 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
     else {
         bail!("the server answered something else");
     };
-    let Reply::Views { views } = client.ask_soon(&Request::Views).await? else {
+    let Reply::Views { views, of_stores } = client.ask_soon(&Request::Views).await? else {
         bail!("the server answered something else");
     };
     let Reply::Machines { machines } = client.ask_soon(&Request::Machines).await? else {
@@ -31,7 +31,7 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
         let running = !client.is_alone();
         let views: Vec<_> = views.iter().map(view::to_json).collect();
         let status = json!({ "server": server, "running": running, "groups": groups, "views": views,
-                    "stores": stores, "broken_stores": broken_stores,
+                    "stores": stores, "views_of_stores": of_stores, "broken_stores": broken_stores,
                     "machines": machines, "certificate_valid_s": certificate.map(|valid| valid.as_secs()) });
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
@@ -48,6 +48,7 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
         stores.iter().for_each(|of| print!("{}", store::render(of)));
         broken_stores.iter().for_each(|reason| println!("BROKEN {reason}"));
         views.iter().for_each(view::tell);
+        of_stores.iter().for_each(|view| print!("{}", store::view(view)));
         machines.iter().for_each(|of| print!("{}", machine::line(of)));
     }
     client.end().await;

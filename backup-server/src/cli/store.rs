@@ -1,5 +1,6 @@
 //! Texts about stores.
 
+use crate::server::stores::views::StoreViewStatus;
 use std::fmt::Write;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_replica::text;
@@ -157,6 +158,20 @@ pub(super) fn recovered(store: &StoreStatus) -> String {
         } else if let Some(problem) = &of.problem {
             text += &format!("    NOT PROMOTED: {problem}\n");
         }
+    }
+    text
+}
+
+/// A view of a store.
+pub(super) fn view(view: &StoreViewStatus) -> String {
+    let mut text = format!(
+        "view {} of store {}\n  at         {}\n  read-only\n",
+        view.name,
+        view.store,
+        stamp(view.stamp)
+    );
+    for of in &view.shards {
+        text += &format!("  {:<10} psql -h {} -p {}\n", of.name, of.socket_dir.display(), of.port);
     }
     text
 }

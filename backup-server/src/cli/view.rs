@@ -2,9 +2,10 @@
 
 use super::args::View;
 use super::client::Client;
-use super::damaged;
+use super::{damaged, store};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
+use crate::server::stores::views::StoreViewStatus;
 use crate::server::views::{ViewStatus, Wanted};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -21,10 +22,10 @@ pub(super) async fn run(config: Config, args: View) -> Result<()> {
 
 async fn view(client: &Client, args: &View) -> Result<()> {
     if args.list {
-        let Reply::Views { views } = client.ask(&Request::Views).await? else {
+        let Reply::Views { views, of_stores } = client.ask(&Request::Views).await? else {
             bail!("the server answered something else");
         };
-        return list(&views, args.json);
+        return list(&views, &of_stores, args.json);
     }
     if let Some(name) = &args.close {
         let Reply::Closed = client.ask(&Request::CloseView { name: name.clone() }).await? else {
@@ -56,14 +57,15 @@ async fn view(client: &Client, args: &View) -> Result<()> {
         detach: args.detach,
     };
     let mut call = client.call(&request).await?;
-    let Reply::View { view } = call.next().await? else {
-        bail!("the server answered something else");
+    let (name, as_json, as_text) = match call.next().await? {
+        Reply::View { view } => (view.name.clone(), to_json(&view), told(&view)),
+        Reply::StoreView { view } => (view.name.clone(), json!(view), store::view(&view)),
+        _ => bail!("the server answered something else"),
     };
     if args.json {
-        println!("{}", serde_json::to_string(&to_json(&view))?);
+        println!("{as_json}");
     } else {
-        tell(&view);
-        let name = &view.name;
+        print!("{as_text}");
         match args.detach {
             true => println!("it stays open until `tidelock-backup view --close {name}`"),
             false => eprintln!("it is open until Ctrl-C"),
@@ -114,39 +116,46 @@ async fn roll(client: &Client, name: &str, args: &View) -> Result<()> {
     Ok(())
 }
 
-fn list(views: &[ViewStatus], json: bool) -> Result<()> {
+fn list(views: &[ViewStatus], of_stores: &[StoreViewStatus], json: bool) -> Result<()> {
     if json {
         let views: Vec<_> = views.iter().map(to_json).collect();
-        println!("{}", serde_json::to_string_pretty(&json!({ "views": views }))?);
+        let all = json!({ "views": views, "of_stores": of_stores });
+        println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(());
     }
-    if views.is_empty() {
+    if views.is_empty() && of_stores.is_empty() {
         println!("no views are open");
     }
     views.iter().for_each(tell);
+    of_stores.iter().for_each(|view| print!("{}", store::view(view)));
     Ok(())
 }
 
 /// For people.
 pub(super) fn tell(view: &ViewStatus) {
-    println!("view {} of group {}", view.name, view.group);
-    println!("  at         {}", view.at);
+    print!("{}", told(view));
+}
+
+fn told(view: &ViewStatus) -> String {
+    let mut out = format!("view {} of group {}\n  at         {}\n", view.name, view.group, view.at);
     if view.lost {
-        println!("  LOST       the journal reached its size and gave this point up: reading fails");
+        out += "  LOST       the journal reached its size and gave this point up: reading fails\n";
     }
-    match view.quota_bytes {
+    out += &match view.quota_bytes {
         Some(quota) => {
             let (used, quota) = (text::bytes(view.used_bytes), text::bytes(quota));
-            println!("  writable   {used} written, {quota} at most; the replica does not change");
+            format!("  writable   {used} written, {quota} at most; the replica does not change\n")
         }
-        None => println!("  read-only"),
-    }
+        None => "  read-only\n".to_owned(),
+    };
     for of in &view.damaged {
-        println!("  DAMAGED    {}", damaged::part(of));
+        out += &format!("  DAMAGED    {}\n", damaged::part(of));
     }
     for disk in &view.disks {
-        println!("  {:<20} {:>10}  {}", disk.name, text::bytes(disk.size_bytes), disk.uri());
+        out +=
+            &format!("  {:<20} {:>10}  {}\n", disk.name, text::bytes(disk.size_bytes), disk.uri());
     }
+    out
 }
 
 /// For programs.

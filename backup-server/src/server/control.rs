@@ -15,7 +15,8 @@
 //! | `{"do": "movemember", "group": G, "member": M, "to": HOST}` | `{"is": "waiting", ...}` ..., then `{"is": "moved", "moved": {...}}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
-//! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...]}`, `{"is": "closed"}` |
+//! | the same of a store | `{"is": "storeview", "view": {...}}` |
+//! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...], "of_stores": [...]}`, `{"is": "closed"}` |
 //! | `{"do": "rollview", "name": N, "to": AT, "discard_writes": false}` | `{"is": "rolled", "view": {...}, ...}` |
 //! | `{"do": "resolve", "group": G, "at": AT}` | `{"is": "point", "at": {...}}` |
 //! | `{"do": "timeline", ...}`, `{"do": "diff", ...}`, `{"do": "records", ...}` | `{"is": "timeline", ...}`, `{"is": "diff", ...}`, `{"is": "records", ...}` |
@@ -35,6 +36,7 @@ use super::owner::OwnerHandle;
 use super::recovering::{RecoverHow, recover, recover_store};
 use super::registry::Registry;
 use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
+use super::stores::views::StoreViewStatus;
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
 use serde::{Deserialize, Serialize};
@@ -435,6 +437,13 @@ pub enum Reply {
     Views {
         /// By name.
         views: Vec<ViewStatus>,
+        /// Those of stores.
+        of_stores: Vec<StoreViewStatus>,
+    },
+    /// A view of a store.
+    StoreView {
+        /// Its servers.
+        view: StoreViewStatus,
     },
     /// The view is closed.
     Closed,
@@ -686,6 +695,26 @@ async fn serve(
                 Err(reason) => Reply::Error { reason },
             }
         }
+        Request::View { group, at, wanted, detach } if registry.stores().has(&group) => {
+            let opened = match wanted {
+                Wanted { write: true, .. } => Err("a view of a store is read-only".to_owned()),
+                Wanted { name, .. } => {
+                    registry.stores().open_view(&group, &at, name.as_deref()).await
+                }
+            };
+            match opened {
+                Ok(view) if detach => Reply::StoreView { view },
+                Ok(view) => {
+                    let name = view.name.clone();
+                    let told = reply(&mut writer, &Reply::StoreView { view }).await;
+                    // Until the other side closes.
+                    let _ = reader.read_line(&mut line).await;
+                    registry.stores().views().close(&name).await;
+                    return told;
+                }
+                Err(reason) => Reply::Error { reason },
+            }
+        }
         Request::View { group, at, wanted, detach } => {
             match travel::open_view(registry, views, &group, at, wanted).await {
                 Ok((view, attended)) if detach => match views.detach(attended) {
@@ -701,7 +730,12 @@ async fn serve(
                 Err(reason) => Reply::Error { reason },
             }
         }
-        Request::Views => Reply::Views { views: views.all() },
+        Request::Views => {
+            Reply::Views { views: views.all(), of_stores: registry.stores().views().all() }
+        }
+        Request::CloseView { name } if registry.stores().views().close(&name).await => {
+            Reply::Closed
+        }
         Request::CloseView { name } => match views.close(&name) {
             Ok(()) => Reply::Closed,
             Err(reason) => Reply::Error { reason },

@@ -51,7 +51,7 @@ pub mod registry;
 mod repair;
 mod run;
 pub mod snapshots;
-mod stores;
+pub mod stores;
 pub mod travel;
 pub mod views;
 

@@ -35,11 +35,6 @@ pub(super) async fn recover_store(
     at: Option<When>,
 ) -> Reply {
     let reason = |reason: &str| Reply::Error { reason: reason.to_owned() };
-    if at.is_some() {
-        return reason(
-            "a store is recovered at its newest cut; earlier ones are looked at with `view`",
-        );
-    }
     let now = match registry.stores().status(store).await {
         Ok(Some(now)) => now,
         Ok(None) => return reason("no host has shipped anything of this store yet"),
@@ -60,7 +55,7 @@ pub(super) async fn recover_store(
     }
     let recovery =
         Recovery { at_unix_ms: clock::now().unix_ms, primary_declared_dead: how.primary_is_dead };
-    match registry.stores().recover(store, recovery).await {
+    match registry.stores().recover(store, recovery, at.as_ref()).await {
         Ok(store) => Reply::RecoveredStore { store },
         Err(reason) => Reply::Error { reason },
     }

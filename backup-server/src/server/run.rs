@@ -175,6 +175,7 @@ impl Server {
         let snapshots = Arc::clone(&self.snapshots);
         let _ = tokio::task::spawn_blocking(move || snapshots.stop()).await;
         let registry = Arc::clone(&self.registry);
+        self.registry.stores().views().close_all().await;
         // The owners first: their last acknowledgements still go out.
         let _ = tokio::task::spawn_blocking(move || registry.stop()).await;
         self.stop.send_replace(true);

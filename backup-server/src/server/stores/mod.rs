@@ -8,18 +8,24 @@ mod outbox;
 mod owner;
 mod standbys;
 mod tunnels;
+pub mod views;
 
+use super::clock;
 use super::config::Config;
 use standbys::{StandbysHandle, StoreStandbys};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use tidelock_shard::LogIndex;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_replica::travel::when::When;
 use tidelock_shard::link::StoreFrame;
-use tidelock_shard_logs::{Link, Recovery, Refusal, StoreStatus};
+use tidelock_shard::{LogIndex, stamp_at};
+use tidelock_shard_logs::{Cut, CutSearch, Link, Recovery, Refusal, StoreStatus};
+use tidelock_storage::files::OpenFile;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use views::{StoreViewStatus, StoreViews};
 
 /// Events that wait for a store's thread at most. The largest carry what one read brought.
 const EVENTS_MAX: usize = 64;
@@ -45,6 +51,8 @@ enum Event {
     Status { done: oneshot::Sender<Result<Option<StoreStatus>, String>> },
     /// A disaster was declared. Answered when the final watermark is known.
     Recover { recovery: Recovery, done: oneshot::Sender<Result<StoreStatus, String>> },
+    /// Asks for the cut at a stamp.
+    Search { stamp: Hlc, done: oneshot::Sender<Result<CutSearch<OpenFile>, String>> },
     /// Asks for what is beyond the final cut.
     Beyond { done: oneshot::Sender<Vec<left_out::Beyond>> },
     /// Something is asked for a tunnel to a shard's server.
@@ -68,6 +76,7 @@ pub(super) struct StoreHandle {
 pub struct Stores {
     running: BTreeMap<String, StoreHandle>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    views: StoreViews,
 }
 
 impl std::fmt::Debug for Stores {
@@ -98,7 +107,7 @@ impl Stores {
             let hosts = section.hosts.as_slice().into();
             running.insert(name.to_owned(), StoreHandle { hosts, events, standbys: handle });
         }
-        Ok(Self { running, threads: Mutex::new(threads) })
+        Ok(Self { running, threads: Mutex::new(threads), views: StoreViews::default() })
     }
 
     fn get(&self, name: &str) -> Option<&StoreHandle> {
@@ -144,17 +153,27 @@ impl Stores {
     }
 
     /// Closes all logs of a store, and answers with its status once the final watermark is known. Standbys are promoted
-    /// then.
+    /// then, or copies of earlier ones at an earlier cut.
     pub(super) async fn recover(
         &self,
         name: &str,
         recovery: Recovery,
+        at: Option<&When>,
     ) -> Result<StoreStatus, String> {
+        let past = match at {
+            None | Some(When::Latest) => None,
+            Some(at) => {
+                let cut = self.cut(name, at).await?;
+                // Nothing is changed if a shard cannot come there.
+                self.bases(name, &cut).await?;
+                Some(cut)
+            }
+        };
         let status = self.ask(name, |done| Event::Recover { recovery, done }).await??;
         let Some(store) = self.get(name) else { return Ok(status) };
         let (standbys, of) = (store.standbys.clone(), status.clone());
         // Whatever becomes of the command line: it was ordered.
-        let promoted = tokio::spawn(async move { standbys.promote(&of).await });
+        let promoted = tokio::spawn(async move { standbys.promote(&of, past.as_ref()).await });
         let _ = promoted.await;
         let mut status = self.status(name).await?.unwrap_or(status);
         let beyond = self.ask(name, |done| Event::Beyond { done }).await?;
@@ -165,6 +184,60 @@ impl Stores {
             status.shards[shard].left_out = left_out?;
         }
         Ok(status)
+    }
+
+    /// The cut at a point in time.
+    async fn cut(&self, name: &str, at: &When) -> Result<Cut, String> {
+        let status =
+            self.status(name).await?.ok_or("no host has shipped anything of this store yet")?;
+        let of_ms = |ms: u64| stamp_at(ms.saturating_mul(1_000_000));
+        let stamp = match at {
+            When::Latest => status.watermark.unwrap_or_default(),
+            When::WallMs(ms) => of_ms(*ms),
+            When::BeforeNowMs(ms) => of_ms(clock::now().unix_ms.saturating_sub(*ms)),
+            When::Hlc(stamp) => *stamp,
+            When::Oldest | When::Seqs(_) | When::Bookmark(_) => {
+                return Err(
+                    "a store is looked at by time: `latest`, a time, or so long ago (`-10m`)"
+                        .to_owned(),
+                );
+            }
+        };
+        let search = self.ask(name, |done| Event::Search { stamp, done }).await??;
+        let found = tokio::task::spawn_blocking(move || search.find()).await;
+        found.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+
+    /// Copies of all shards from which a cut can be reached.
+    async fn bases(&self, name: &str, cut: &Cut) -> Result<Vec<views::Wanted>, String> {
+        let status =
+            self.status(name).await?.ok_or("no host has shipped anything of this store yet")?;
+        let store = self.get(name).ok_or("no such store")?;
+        let mut bases = Vec::new();
+        for ((shard, of), at) in (0..).zip(status.shards).zip(&cut.ends) {
+            let base = store.standbys.base(shard, *at);
+            let base = base.map_err(|reason| format!("shard {}: {reason}", of.name))?;
+            bases.push(views::Wanted { name: of.name, base, at: *at });
+        }
+        Ok(bases)
+    }
+
+    /// Opens a view of a store.
+    pub(super) async fn open_view(
+        &self,
+        store: &str,
+        at: &When,
+        name: Option<&str>,
+    ) -> Result<StoreViewStatus, String> {
+        let cut = self.cut(store, at).await?;
+        let bases = self.bases(store, &cut).await?;
+        let name = self.views.reserve(store, name)?;
+        self.views.open(&name, store, &cut, bases).await
+    }
+
+    /// The views of stores.
+    pub(super) fn views(&self) -> &StoreViews {
+        &self.views
     }
 
     /// Ends all threads. What was taken is durable then.

@@ -226,6 +226,14 @@ impl Owner {
                     let _ = done.send(Err(reason.clone()));
                 }
             },
+            Event::Search { stamp, done } => {
+                let search = match &self.state {
+                    State::Open(store) => store.log().search(stamp).map_err(|e| e.to_string()),
+                    State::None => Err("no host has shipped anything yet".to_owned()),
+                    State::Broken(reason) => Err(reason.clone()),
+                };
+                let _ = done.send(search);
+            }
             Event::Beyond { done } => {
                 let State::Open(store) = &self.state else { return drop(done.send(Vec::new())) };
                 let _ = done.send(Beyond::all(store));

@@ -244,6 +244,9 @@ impl Server {
             let left = within.saturating_sub(begun.elapsed());
             match self.ask(&promotion(up_to, left), left + PROMOTES_WITHIN).await {
                 Ok(told) => break told,
+                Err(PostgresError::Failed { .. }) if self.hold().await?.is_none() => {
+                    return Err(PostgresError::NotRunning { dir: self.dir.clone() });
+                }
                 // The copy is not usable yet.
                 Err(PostgresError::Failed { said, .. })
                     if !left.is_zero() && !said.contains(NO_LOG) =>

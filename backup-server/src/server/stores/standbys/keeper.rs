@@ -4,21 +4,19 @@
 use super::super::Event;
 use super::record::{Kept, Record};
 use super::source::SourceSocket;
-use super::{Connected, Known, Order};
+use super::{At, Connected, Known, Promote, Shared, lock, past};
 use crate::server::clock;
 use crate::server::stores::config::StandbysSection;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use tidelock_shard::LogIndex;
 use tidelock_shard::link::Origin;
 use tidelock_shard_logs::{KeptStatus, Promoted, StandbyState, StandbyStatus};
-use tidelock_standbys::{Listening, Standbys};
-use tidelock_storage::files::OpenFile;
+use tidelock_standbys::Listening;
 use tidelock_targets::postgres::{
     Expected, PostgresError, Promotion, Role, Server, Settings, Source, State,
 };
@@ -33,9 +31,12 @@ const RETRY: Duration = Duration::from_secs(5);
 /// A standby that has not replayed the log up to the cut by then is given up; another `recover` goes on.
 const REPLAYS_WITHIN: Duration = Duration::from_secs(3600);
 
+/// Name of a server that is promoted at an earlier cut.
+const PAST: &str = "recovered";
+
 /// A reason for which a standby is not what it should be.
 #[derive(Debug, Error)]
-enum Fault {
+pub(in crate::server::stores) enum Fault {
     #[error(transparent)]
     Postgres(#[from] PostgresError),
     #[error("{0}")]
@@ -47,7 +48,6 @@ enum Fault {
 /// Whose standby it is.
 pub(super) struct Of {
     pub store: String,
-    pub shard: u16,
     /// The shard's name.
     pub name: String,
     pub settings: Arc<StandbysSection>,
@@ -56,13 +56,10 @@ pub(super) struct Of {
 /// The keeper.
 pub(super) struct Keeper {
     of: Of,
-    /// Directory of everything of this shard.
-    dir: PathBuf,
-    hub: Standbys<OpenFile>,
+    shared: Arc<Shared>,
     connected: Arc<Connected>,
     events: mpsc::Sender<Event>,
     known: watch::Receiver<Known>,
-    status: Arc<Mutex<StandbyStatus>>,
     record: Option<Record>,
     /// The socket at which the standby gets its log.
     listening: Option<Listening>,
@@ -73,29 +70,16 @@ pub(super) struct Keeper {
 impl Keeper {
     pub(super) fn new(
         of: Of,
-        hub: Standbys<OpenFile>,
+        shared: Arc<Shared>,
         connected: Arc<Connected>,
         events: mpsc::Sender<Event>,
         known: watch::Receiver<Known>,
-        status: Arc<Mutex<StandbyStatus>>,
     ) -> Self {
-        let dir = of.settings.dir.join(&of.name);
-        let (record, listening) = (None, None);
-        Self {
-            of,
-            dir,
-            hub,
-            connected,
-            events,
-            known,
-            status,
-            record,
-            listening,
-            has_started: false,
-        }
+        let (record, listening, has_started) = (None, None, false);
+        Self { of, shared, connected, events, known, record, listening, has_started }
     }
 
-    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
+    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Promote>) {
         loop {
             // An order is carried out at once: a copy that is being taken is of no use in a recovery.
             let order = tokio::select! {
@@ -121,8 +105,8 @@ impl Keeper {
             match order {
                 None => {}
                 Some(None) => return,
-                Some(Some(Order::Promote { up_to, done })) => {
-                    let promoted = self.promote(up_to).await;
+                Some(Some(Promote { at, done })) => {
+                    let promoted = self.promote(at).await;
                     if let Err(fault) = &promoted {
                         self.failed(fault);
                     }
@@ -133,7 +117,7 @@ impl Keeper {
     }
 
     fn set(&self, change: impl FnOnce(&mut StandbyStatus)) {
-        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.shared.status));
     }
 
     /// Puts a fault into the status, and into the log if it is another one than before.
@@ -157,6 +141,12 @@ impl Keeper {
         self.open(origin).await?;
         if self.is_promoted() {
             return self.tend_promoted().await;
+        }
+        if self.record.as_ref().is_some_and(|record| record.past.is_some()) {
+            // A recovery at an earlier cut was broken off, and is to be ordered again.
+            let state = self.server()?.status().await?;
+            self.tell(&state);
+            return Ok(());
         }
         self.listen()?;
         self.replace_unusable(&known).await?;
@@ -201,16 +191,17 @@ impl Keeper {
     async fn open(&mut self, origin: &Origin) -> Result<(), Fault> {
         if self.record.is_none() {
             self.make_dir()?;
-            self.record = Record::read(&self.dir)?;
+            past::remove_left_over(&self.shared.dir).await?;
+            self.record = Record::read(&self.shared.dir)?;
         }
         if self.record.is_none() {
-            let Of { store, shard, name, settings } = &self.of;
+            let (Of { store, name, settings }, shard) = (&self.of, &self.shared.shard);
             let port = settings.port.checked_add(*shard).ok_or_else(|| {
                 Fault::Other(format!("`port` {} leaves none for shard {name}", settings.port))
             })?;
             let of_standby = Settings {
                 name: format!("{store}-{name}"),
-                upstream: Some(self.dir.join("log")),
+                upstream: Some(self.shared.dir.join("log")),
                 cut: None,
                 listen_addresses: settings.listen_addresses.clone(),
                 port,
@@ -218,11 +209,12 @@ impl Keeper {
                 options: Vec::new(),
             };
             let expected = Expected { major: origin.version, system: origin.system_id };
-            let (dir, site) = (self.dir.join("standby"), settings.site(origin.version));
+            let (dir, site) = (self.shared.dir.join("standby"), settings.site(origin.version));
             let record = Record::new(Server::new(dir, site, expected, of_standby).await?);
-            record.write(&self.dir)?;
+            record.write(&self.shared.dir)?;
             self.record = Some(record);
         }
+        self.tell_kept();
         let (socket_dir, port) = {
             let server = self.server()?;
             (server.socket_dir(), server.settings.port)
@@ -233,9 +225,9 @@ impl Keeper {
 
     /// Makes the directory. PostgreSQL's user passes through those of the server above it.
     fn make_dir(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.dir)?;
+        fs::create_dir_all(&self.shared.dir)?;
         let settings = &self.of.settings;
-        let above = settings.above.iter().chain([&settings.dir, &self.dir]);
+        let above = settings.above.iter().chain([&settings.dir, &self.shared.dir]);
         for path in above {
             let mode = fs::metadata(path)?.permissions().mode();
             if mode & 0o001 == 0 {
@@ -256,8 +248,12 @@ impl Keeper {
     fn listen(&mut self) -> Result<(), Fault> {
         if self.listening.is_none() {
             let user = self.server()?.user();
-            self.listening =
-                Some(self.hub.listen(self.of.shard, None, &self.dir.join("log"), user)?);
+            self.listening = Some(self.shared.hub.listen(
+                self.shared.shard,
+                None,
+                &self.shared.dir.join("log"),
+                user,
+            )?);
         }
         Ok(())
     }
@@ -265,9 +261,9 @@ impl Keeper {
     /// Starts the server, which is on record before and after.
     async fn start(&mut self, role: Role) -> Result<(), Fault> {
         let record = self.record.as_mut().ok_or_else(none)?;
-        record.write(&self.dir)?;
+        record.write(&self.shared.dir)?;
         record.server.start(role).await?;
-        record.write(&self.dir)?;
+        record.write(&self.shared.dir)?;
         Ok(())
     }
 
@@ -284,18 +280,18 @@ impl Keeper {
         tracing::warn!(store, shard = name, why, "the standby is made anew");
         record.server.stop().await?;
         record.server.remove().await?;
-        record.write(&self.dir)?;
+        record.write(&self.shared.dir)?;
         Ok(())
     }
 
     /// Copies the primary, through the link.
     async fn copy(&mut self, origin: &Origin) -> Result<(), Fault> {
-        let Of { store, shard, name, settings } = &self.of;
+        let (Of { store, name, settings }, shard) = (&self.of, &self.shared.shard);
         let record = self.record.as_ref().ok_or_else(none)?;
         if let Some(problem) = record.server.check(0).await.into_iter().next() {
             return Err(problem.into());
         }
-        let dir = self.dir.join("source");
+        let dir = self.shared.dir.join("source");
         let user = record.server.user();
         let _socket = SourceSocket::listen(&dir, user, *shard, self.events.clone())?;
         let source = Source {
@@ -330,12 +326,16 @@ impl Keeper {
         Ok(())
     }
 
+    /// Kept copies, for whoever looks at the past.
+    fn tell_kept(&self) {
+        let kept = self.record.as_ref().map(|record| record.kept.clone()).unwrap_or_default();
+        self.set(|status| status.kept = kept.iter().map(|kept| kept.status).collect());
+        *lock(&self.shared.kept) = kept;
+    }
+
     fn tell(&self, state: &State) {
         let index = |lsn: Option<Lsn>| lsn.map(|lsn| LogIndex(lsn.0));
-        let kept =
-            self.record.as_ref().map(|record| record.kept.iter().map(|kept| kept.status).collect());
         self.set(|status| {
-            status.kept = kept.unwrap_or_default();
             (status.state, status.received, status.replayed) = match state {
                 State::Stopped => (StandbyState::Stopped, None, None),
                 State::Recovering { .. } | State::Unknown { .. } => {
@@ -356,7 +356,7 @@ impl Keeper {
         let of_standby = received.map_or(0, |lsn| lsn.0 - lsn.0 % segment);
         let kept = self.record.iter().flat_map(|record| &record.kept).map(|kept| kept.needs_from);
         let up_to = LogIndex(kept.fold(of_standby, u64::min));
-        let _ = self.events.send(Event::Unneeded { shard: self.of.shard, up_to }).await;
+        let _ = self.events.send(Event::Unneeded { shard: self.shared.shard, up_to }).await;
     }
 
     /// Keeps a copy of the standby when it is time, and lets old ones go.
@@ -375,21 +375,26 @@ impl Keeper {
                 quoted(server.superuser()),
             );
             let number = record.next_kept;
-            server = server.beside(self.dir.join(format!("kept-{number}")));
+            server = server.beside(self.shared.dir.join(format!("kept-{number}")));
             record.next_kept += 1;
-            record.write(&self.dir)?;
+            record.write(&self.shared.dir)?;
             let source =
                 Source { conninfo, password: None, fast_checkpoint: true, rate_max_kib: None };
             let copied = server.bootstrap(&source, |_| {}).await?;
             let usable_from = LogIndex(copied.usable_from.0);
             let status = KeptStatus { usable_from, at_unix_ms: now_ms };
             record.kept.push(Kept { server, status, needs_from: copied.needs_from.0 });
-            record.write(&self.dir)?;
+            record.write(&self.shared.dir)?;
+            self.tell_kept();
         }
-        while record.kept.len() > count {
+        while self.record.as_ref().is_some_and(|record| record.kept.len() > count) {
+            // Whoever holds one is served before it goes.
+            let Ok(_none_held) = self.shared.holds.try_write() else { return Ok(()) };
+            let record = self.record.as_mut().ok_or_else(none)?;
             record.kept[0].server.remove().await?;
             record.kept.remove(0);
-            record.write(&self.dir)?;
+            record.write(&self.shared.dir)?;
+            self.tell_kept();
         }
         Ok(())
     }
@@ -430,7 +435,7 @@ impl Keeper {
         };
         record.promoted = Some(promoted);
         record.server.settings.upstream = None;
-        record.write(&self.dir)?;
+        record.write(&self.shared.dir)?;
         self.has_started = true;
         self.listening = None;
         self.set(|status| {
@@ -440,17 +445,35 @@ impl Keeper {
         Ok(promoted)
     }
 
-    /// Promotes the standby at a position.
-    async fn promote(&mut self, up_to: Lsn) -> Result<Promoted, Fault> {
+    /// Promotes the standby at a position, or a copy of an earlier one at a position of the past.
+    async fn promote(&mut self, at: At) -> Result<Promoted, Fault> {
+        let (At::Final(up_to) | At::Past(up_to)) = at;
         if let Some(promoted) = self.record.as_ref().and_then(|record| record.promoted) {
+            if matches!(at, At::Past(_)) && promoted.at != LogIndex(up_to.0) {
+                return Err(Fault::Other(format!(
+                    "it was promoted at {} already; a view shows it at {up_to}",
+                    Lsn(promoted.at.0)
+                )));
+            }
             return Ok(promoted);
         }
         let origin = self.known.borrow().origin.clone();
         self.open(&origin.ok_or_else(none)?).await?;
+        match at {
+            At::Final(_) => self.ready_standby(up_to).await?,
+            At::Past(_) => self.ready_past(up_to).await?,
+        }
+        let promotion = self.server()?.promote(up_to, REPLAYS_WITHIN).await?;
+        let Of { store, name, .. } = &self.of;
+        tracing::warn!(store, shard = name, %up_to, timeline = promotion.timeline, "the standby is promoted");
+        self.promoted(promotion, up_to)
+    }
+
+    /// The standby runs, and can come to the position.
+    async fn ready_standby(&mut self, up_to: Lsn) -> Result<(), Fault> {
         self.listen()?;
-        let is_following = self.status.lock().unwrap_or_else(PoisonError::into_inner).state
-            == StandbyState::Following;
-        if !is_following {
+        let state = lock(&self.shared.status).state;
+        if state != StandbyState::Following {
             let copied = self.server()?.whole().await?;
             if copied.usable_from > up_to {
                 return Err(
@@ -458,11 +481,28 @@ impl Keeper {
                 );
             }
         }
-        self.start(Role::Standby).await?;
-        let promotion = self.server()?.promote(up_to, REPLAYS_WITHIN).await?;
-        let Of { store, name, .. } = &self.of;
-        tracing::warn!(store, shard = name, %up_to, timeline = promotion.timeline, "the standby is promoted");
-        self.promoted(promotion, up_to)
+        self.start(Role::Standby).await
+    }
+
+    /// A server at an earlier position takes the place of the standby, which is removed.
+    async fn ready_past(&mut self, cut: Lsn) -> Result<(), Fault> {
+        let is_there = self.record.as_ref().and_then(|record| record.past) == Some(cut.0);
+        if !is_there || matches!(self.server()?.whole().await, Err(PostgresError::NoData { .. })) {
+            let past = self.shared.base(cut).map_err(Fault::Other)?.at(PAST, cut).await?;
+            let record = self.record.as_mut().ok_or_else(none)?;
+            record.server.stop().await?;
+            record.server.remove().await?;
+            record.server = past.server.clone();
+            // All of its log is here. With a target, a promotion would fail because nothing follows it.
+            record.server.stop().await?;
+            let settings = &mut record.server.settings;
+            (settings.upstream, settings.cut) = (None, None);
+            settings.listen_addresses.clone_from(&self.of.settings.listen_addresses);
+            record.past = Some(cut.0);
+            record.write(&self.shared.dir)?;
+            past.keep()?;
+        }
+        self.start(Role::Standby).await
     }
 }
 

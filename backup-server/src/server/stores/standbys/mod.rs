@@ -7,6 +7,7 @@
 //! ```
 
 mod keeper;
+mod past;
 mod record;
 mod source;
 
@@ -14,15 +15,19 @@ use super::Event;
 use super::config::StandbysSection;
 use crate::server::peer_log::peer_log;
 use keeper::Keeper;
+pub(super) use past::{Base, Past};
+use record::Kept;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tidelock_shard::LogIndex;
 use tidelock_shard::link::Origin;
-use tidelock_shard_logs::{Promoted, StandbyStatus, Store, StoreStatus};
+use tidelock_shard_logs::{Cut, Promoted, StandbyStatus, Store, StoreStatus};
 use tidelock_standbys::{ConnectionId, Event as StandbyEvent, ShardWal, Standbys};
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_wal::Lsn;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Connections of standbys and views of one store at once.
@@ -41,19 +46,58 @@ struct Known {
     is_recovered: bool,
 }
 
-/// An order to a keeper.
-#[derive(Debug)]
-enum Order {
-    /// Promote the standby at a position.
-    Promote { up_to: Lsn, done: oneshot::Sender<Result<Promoted, String>> },
+/// The end of a shard's log in a recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// In the final cut, to which the standby has come, or will come soon.
+    Final(Lsn),
+    /// In an earlier one, which is reached from a kept copy.
+    Past(Lsn),
+}
+
+/// An order to a keeper: promote the standby.
+struct Promote {
+    at: At,
+    done: oneshot::Sender<Result<Promoted, String>>,
+}
+
+/// What a keeper shares with the server.
+struct Shared {
+    shard: u16,
+    /// Directory of everything of the shard.
+    dir: PathBuf,
+    hub: Standbys<OpenFile>,
+    status: Mutex<StandbyStatus>,
+    /// Kept copies, the oldest first.
+    kept: Mutex<Vec<Kept>>,
+    /// Held by whoever needs a kept copy.
+    holds: Arc<RwLock<()>>,
+}
+
+impl Shared {
+    /// Holds the newest kept copy from which a cut can be reached.
+    fn base(&self, cut: Lsn) -> Result<Base, String> {
+        let hold = Arc::clone(&self.holds).try_read_owned();
+        let _hold = hold.map_err(|_| "a kept copy is being removed: try again")?;
+        let kept = lock(&self.kept);
+        let usable = kept.iter().rev().find(|kept| kept.status.usable_from.0 <= cut.0);
+        let base = usable.ok_or_else(|| match kept.first() {
+            Some(oldest) => format!(
+                "the oldest kept copy can be used from {} on, and the cut is at {cut}: see `keep_copies`",
+                Lsn(oldest.status.usable_from.0)
+            ),
+            None => "no copy of it is kept: see `keep_copies`".to_owned(),
+        })?;
+        let (kept, dir, hub) = (base.server.clone(), self.dir.clone(), self.hub.clone());
+        Ok(Base { kept, dir, shard: self.shard, hub, _hold })
+    }
 }
 
 /// A keeper, from outside.
-#[derive(Debug)]
 struct KeeperHandle {
     known: watch::Sender<Known>,
-    orders: mpsc::Sender<Order>,
-    status: Arc<Mutex<StandbyStatus>>,
+    orders: mpsc::Sender<Promote>,
+    shared: Arc<Shared>,
     task: AbortHandle,
 }
 
@@ -61,11 +105,11 @@ struct KeeperHandle {
 type Keepers = Arc<Mutex<BTreeMap<u16, KeeperHandle>>>;
 
 /// The standbys of a store, from outside.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct StandbysHandle(Keepers);
 
-fn lock(keepers: &Keepers) -> MutexGuard<'_, BTreeMap<u16, KeeperHandle>> {
-    keepers.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl StandbysHandle {
@@ -73,28 +117,34 @@ impl StandbysHandle {
     pub(super) fn describe(&self, status: &mut StoreStatus) {
         let keepers = lock(&self.0);
         for (shard, of) in (0..).zip(&mut status.shards) {
-            let keeper = keepers.get(&shard);
-            of.standby = keeper
-                .map(|keeper| keeper.status.lock().unwrap_or_else(PoisonError::into_inner).clone());
+            of.standby = keepers.get(&shard).map(|keeper| lock(&keeper.shared.status).clone());
         }
     }
 
-    /// Promotes all standbys at the end of what their shards may apply.
-    pub(super) async fn promote(&self, status: &StoreStatus) {
+    /// Promotes all standbys: at the end of what their shards may apply, or at the ends of an earlier cut.
+    pub(super) async fn promote(&self, status: &StoreStatus, past: Option<&Cut>) {
         let mut promotions = JoinSet::new();
-        for (shard, of) in (0..).zip(&status.shards) {
-            let orders = lock(&self.0).get(&shard).map(|keeper| keeper.orders.clone());
+        for (nth, of) in status.shards.iter().enumerate() {
+            let past = past.and_then(|cut| cut.ends.get(nth)).map(|end| At::Past(Lsn(end.0)));
+            let at = past.unwrap_or(At::Final(Lsn(of.apply_to.0)));
+            let orders = lock(&self.0).get(&(nth as u16)).map(|keeper| keeper.orders.clone());
             let Some(orders) = orders else { continue };
-            let (done, promoted) = oneshot::channel();
-            let order = Order::Promote { up_to: Lsn(of.apply_to.0), done };
             promotions.spawn(async move {
-                if orders.send(order).await.is_ok() {
+                let (done, promoted) = oneshot::channel();
+                if orders.send(Promote { at, done }).await.is_ok() {
                     // Its status says how it ended.
                     let _ = promoted.await;
                 }
             });
         }
         promotions.join_all().await;
+    }
+
+    /// Holds a kept copy of a shard from which a cut can be reached.
+    pub(super) fn base(&self, shard: u16, cut: LogIndex) -> Result<Base, String> {
+        let shared = lock(&self.0).get(&shard).map(|keeper| Arc::clone(&keeper.shared));
+        let missing = "there are no standbys of it here: `[store.standbys]` runs them";
+        shared.ok_or(missing)?.base(Lsn(cut.0))
     }
 }
 
@@ -120,7 +170,7 @@ struct Connected {
 
 impl Connected {
     fn hears(&self, store: &str, id: ConnectionId, shard: u16, event: &StandbyEvent) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = lock(&self.names);
         match event {
             StandbyEvent::LoggedIn { name } => {
                 tracing::debug!(store, shard, connection = id.0, name, "a standby has connected");
@@ -130,8 +180,7 @@ impl Connected {
                 let name = names.remove(&id).unwrap_or_default();
                 if failure.needs_copy() {
                     peer_log!(STANDBYS, warn, store, shard, name, %failure, "a standby gets nothing more");
-                    let mut unusable = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
-                    unusable.insert(name, failure.to_string());
+                    lock(&self.unusable).insert(name, failure.to_string());
                 } else {
                     tracing::debug!(store, shard, name, %failure, "a standby has gone");
                 }
@@ -142,7 +191,7 @@ impl Connected {
 
     /// Takes the reason why a standby's copy must be made anew.
     fn take_unusable(&self, name: &str) -> Option<String> {
-        self.unusable.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+        lock(&self.unusable).remove(name)
     }
 }
 
@@ -206,22 +255,25 @@ impl StoreStandbys {
     fn keeper(&self, shard: u16, store: &Store<Files>) -> KeeperHandle {
         let (known, knows) = watch::channel(Known::default());
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
-        let status = Arc::default();
+        let name = store.name_of(shard).to_owned();
+        let shared = Arc::new(Shared {
+            shard,
+            dir: self.settings.dir.join(&name),
+            hub: self.hub.clone(),
+            status: Mutex::default(),
+            kept: Mutex::default(),
+            holds: Arc::default(),
+        });
+        let (store, settings) = (self.store.clone(), Arc::clone(&self.settings));
         let keeper = Keeper::new(
-            keeper::Of {
-                store: self.store.clone(),
-                shard,
-                name: store.name_of(shard).to_owned(),
-                settings: Arc::clone(&self.settings),
-            },
-            self.hub.clone(),
+            keeper::Of { store, name, settings },
+            Arc::clone(&shared),
             Arc::clone(&self.connected),
             self.events.clone(),
             knows,
-            Arc::clone(&status),
         );
         let task = self.runtime.spawn(keeper.run(ordered)).abort_handle();
-        KeeperHandle { known, orders, status, task }
+        KeeperHandle { known, orders, shared, task }
     }
 
     /// Ends the keepers. PostgreSQL runs on.

@@ -17,6 +17,8 @@ pub(super) struct Record {
     format: u32,
     /// The standby, or the server that it has become.
     pub server: Server,
+    /// End of an earlier cut, of a server that has taken the standby's place to be promoted there.
+    pub past: Option<u64>,
     /// Its promotion.
     pub promoted: Option<Promoted>,
     /// Copies of it that nobody starts, the oldest first.
@@ -37,7 +39,7 @@ pub(super) struct Kept {
 
 impl Record {
     pub(super) fn new(server: Server) -> Self {
-        Self { format: FORMAT, server, promoted: None, kept: Vec::new(), next_kept: 1 }
+        Self { format: FORMAT, server, past: None, promoted: None, kept: Vec::new(), next_kept: 1 }
     }
 
     /// Reads the record. `None`: there is none.
