@@ -179,8 +179,8 @@ impl<S: Storage> Group<S> {
                     self.end_link(link, RefusalKind::Stopping, error.to_string());
                 }
             }
-            // It goes into the journal, as records do.
-            Message::Logged(_) if !self.accepts() => return Some(message),
+            // A note takes hardly any room: a stall must not keep back the clean end that comes behind it.
+            Message::Logged(_) if !self.takes_notes() => return Some(message),
             Message::Logged(age) => {
                 let writer = WriterId(i as u16);
                 let known = self.manifest.member(writer).map_or(Incarnation(0), |m| m.incarnation);

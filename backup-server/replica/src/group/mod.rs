@@ -635,8 +635,12 @@ impl<S: Storage> Group<S> {
     /// Whether records are taken now: neither stalled nor broken.
     #[must_use]
     pub fn accepts(&self) -> bool {
-        let is_full = self.journal.staged_bytes() >= BATCH_TARGET_BYTES;
-        self.stall.is_none() && self.broken.is_none() && !is_full
+        self.stall.is_none() && self.takes_notes()
+    }
+
+    /// Whether a host's note can be staged, in a stall, too.
+    fn takes_notes(&self) -> bool {
+        self.broken.is_none() && self.journal.staged_bytes() < BATCH_TARGET_BYTES
     }
 
     /// By which connection each member was attached last.

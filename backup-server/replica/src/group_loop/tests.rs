@@ -6,7 +6,7 @@ mod queues;
 
 use super::waiting::TURN_WORK_BYTES;
 use super::*;
-use crate::group::{GuestEffect, MoveError};
+use crate::group::{AtSizeMax, GuestEffect, MoveError, Retention};
 use crate::history::At;
 use std::collections::BTreeSet;
 use tidelock_protocol::hlc::Hlc;
@@ -157,8 +157,12 @@ struct Looped {
 impl Looped {
     /// A group with a whole copy, whose host was heard at zero.
     fn new() -> Self {
+        Self::with(GroupOptions::default())
+    }
+
+    fn with(options: GroupOptions) -> Self {
         let mut driver = TestDriver::default();
-        let mut state = GroupLoop::new("g", GroupOptions::default());
+        let mut state = GroupLoop::new("g", options);
         state.open(at_ms(0), &mut driver);
         let mut of = Self { state, driver, outbox: Arc::default() };
         let (outbox, room) = (Arc::clone(&of.outbox), Taken::default());
@@ -211,6 +215,37 @@ impl Looped {
         let record = Record { seq: Seq(seq), hlc: Hlc(seq), body, ..copy_done() };
         let frames = VecDeque::from([Frame::Record(LINK.channel, record)]);
         self.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
+    }
+
+    /// The run says how far its log is, and that it has ended.
+    fn ends(&mut self, seq: Seq) {
+        let end = Some(CleanEnd { seq, marks: Vec::new() });
+        let logged = Message::Logged(LogAge { file: 1, number: 1 });
+        let frame = |message| Frame::Control(LINK.channel, message);
+        let frames = [Message::Begun, logged, Message::Detach { end }].map(frame).into();
+        self.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
+    }
+
+    /// The next run asks on another connection to be attached.
+    fn begins_after(&mut self, seq: Seq) {
+        let mut attach = attach();
+        let run = attach.writing_mut().unwrap();
+        run.before = Some(run.run());
+        (run.incarnation, run.nonce) = (Incarnation(2), Nonce(2, 0));
+        run.last_run = LastRun::Clean { seq, served: false };
+        let link = Link { connection: ConnectionId(2), ..LINK };
+        let (host, outbox) = ("host-a".to_owned(), Arc::clone(&self.outbox));
+        let room = Taken::default();
+        self.host(0, HostEvent::Attach { link, host, attach, outbox, room });
+    }
+
+    /// What hosts were told since of an attachment.
+    fn attached(&self) -> Option<(CopyState, Basis)> {
+        let stream = |message| match message {
+            Message::Attached(attached) => attached.stream.map(|of| (of.copy, of.basis)),
+            _ => None,
+        };
+        self.sent().into_iter().find_map(stream)
     }
 
     fn order(&mut self, ms: u64, asker: u32, order: Order) {
@@ -416,31 +451,38 @@ fn an_attachment_waits_for_what_the_run_has_sent_before() {
 #[test]
 fn a_run_is_attached_when_the_end_of_the_one_before_is_on_record() {
     let mut of = Looped::new();
-    let end = CleanEnd { seq: Seq(1), marks: Vec::new() };
-    let frame = |message| Frame::Control(LINK.channel, message);
-    let logged = Message::Logged(LogAge { file: 1, number: 1 });
-    let frames = [Message::Begun, logged, Message::Detach { end: Some(end) }].map(frame).into();
-    of.host(0, HostEvent::Frames { link: LINK, frames, room: Taken::default() });
+    of.ends(Seq(1));
     of.sent();
-    let mut attach = attach();
-    let run = attach.writing_mut().unwrap();
-    run.before = Some(run.run());
-    (run.incarnation, run.nonce) = (Incarnation(2), Nonce(2, 0));
-    run.last_run = LastRun::Clean { seq: Seq(1), served: false };
-    let (link, outbox) = (Link { connection: ConnectionId(2), ..LINK }, Arc::clone(&of.outbox));
-    let (host, room) = ("host-a".to_owned(), Taken::default());
-    of.host(0, HostEvent::Attach { link, host, attach, outbox, room });
-    let attached = |of: &Looped| {
-        let stream = |message| match message {
-            Message::Attached(attached) => attached.stream.map(|of| (of.copy, of.basis)),
-            _ => None,
-        };
-        of.sent().into_iter().find_map(stream)
-    };
+    of.begins_after(Seq(1));
     of.turn_alone(0);
-    assert_eq!(attached(&of), None);
+    assert_eq!(of.attached(), None);
     of.turn(0);
-    assert_eq!(attached(&of), Some((CopyState::Whole, Basis::Clean)));
+    assert_eq!(of.attached(), Some((CopyState::Whole, Basis::Clean)));
+}
+
+/// The connection is gone before the window has passed, and so was the end that came on it: the next run has compared
+/// the disks.
+#[test]
+fn a_group_that_stands_at_its_size_hears_that_a_run_has_ended() {
+    let at_size_max = AtSizeMax::Stop;
+    let retention = Retention { window_ms: 1_000_000, size_max_bytes: 8000, at_size_max };
+    let journal = tidelock_store::journal::Options { segment_bytes: 2000 };
+    let mut of = Looped::with(GroupOptions { retention, journal, ..GroupOptions::default() });
+    let mut last = 1;
+    while of.state.group().unwrap().accepts() {
+        last += 1;
+        of.record(last);
+        of.turn(0);
+        assert!(last < 500, "it must stop");
+    }
+    of.ends(Seq(last));
+    of.host(0, HostEvent::Lost(LINK.connection));
+    of.turn(0);
+    of.sent();
+    of.begins_after(Seq(last));
+    of.turn(0);
+    assert!(!of.state.group().unwrap().accepts());
+    assert_eq!(of.attached(), Some((CopyState::Whole, Basis::Clean)));
 }
 
 #[test]
