@@ -425,6 +425,7 @@ impl World {
             }
             // A group that stops at its size waits for whoever holds a point.
             self.backup.groups.iter_mut().for_each(GroupSlot::forget_views);
+            self.take_marks_out();
         }
     }
 }
