@@ -123,6 +123,7 @@ async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Resul
                 }
                 return Ok(Answer::Recovered(recovery, disks));
             }
+            Reply::Promoting { store } => eprintln!("{}", store::promoting(&store)),
             Reply::RecoveredStore { store } => {
                 match args.json {
                     true => println!("{}", json!({ "store": store })),

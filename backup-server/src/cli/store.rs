@@ -176,6 +176,18 @@ pub(super) fn view(view: &StoreViewStatus) -> String {
     text
 }
 
+/// Progress of a recovery.
+pub(super) fn promoting(store: &StoreStatus) -> String {
+    let of = |shard: &ShardStatus| {
+        let standby = shard.standby.as_ref().filter(|standby| standby.promoted.is_none())?;
+        let (has, wants) = (standby.replayed.unwrap_or_default(), shard.apply_to);
+        let replayed = format!("{} of {}", position(shard, has), position(shard, wants));
+        Some(format!("{} (replayed to {replayed})", shard.name))
+    };
+    let waiting: Vec<_> = store.shards.iter().filter_map(of).collect();
+    format!("not promoted yet: {}", waiting.join(", "))
+}
+
 /// Shards that a recovery should have promoted, and has not.
 pub(super) fn not_promoted(store: &StoreStatus) -> Vec<&str> {
     let missing = |shard: &&ShardStatus| {

@@ -15,7 +15,8 @@
 //! | `{"do": "movemember", "group": G, "member": M, "to": HOST}` | `{"is": "waiting", ...}` ..., then `{"is": "moved", "moved": {...}}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
-//! | the same of a store | `{"is": "storeview", "view": {...}}` |
+//! | `recover` of a store | `{"is": "promoting", "store": {...}}` ..., then `{"is": "recoveredstore", "store": {...}}` |
+//! | `view` of a store | `{"is": "storeview", "view": {...}}` |
 //! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...], "of_stores": [...]}`, `{"is": "closed"}` |
 //! | `{"do": "rollview", "name": N, "to": AT, "discard_writes": false}` | `{"is": "rolled", "view": {...}, ...}` |
 //! | `{"do": "resolve", "group": G, "at": AT}` | `{"is": "point", "at": {...}}` |
@@ -68,6 +69,8 @@ const REQUEST_MAX_BYTES: u64 = 1 << 20;
 const FOLD_WAIT: Duration = Duration::from_millis(200);
 /// Whoever wants the console of a machine from its first line on is connected to it by then.
 const CONSOLES_WITHIN: Duration = Duration::from_secs(10);
+/// Time between two words on a recovery that goes on.
+const PROGRESS_EACH: Duration = Duration::from_secs(1);
 /// So often a fold is waited for.
 const FOLD_WAITS: usize = 300;
 /// A group's owner that does not answer for so long is stuck in its disk.
@@ -349,6 +352,11 @@ pub enum Reply {
         /// The store at its final cut.
         store: StoreStatus,
     },
+    /// A store's standbys come to the final cut, and are promoted.
+    Promoting {
+        /// The store now.
+        store: StoreStatus,
+    },
     /// The recovery waits for the grace.
     Waiting {
         /// For so long.
@@ -614,7 +622,17 @@ async fn serve(
                 drop_later_pins,
             };
             if registry.stores().has(&group) {
-                return reply(&mut writer, &recover_store(registry, &group, &how, at).await).await;
+                let mut recovered = std::pin::pin!(recover_store(registry, &group, &how, at));
+                loop {
+                    let told = tokio::select! {
+                        told = &mut recovered => return reply(&mut writer, &told).await,
+                        () = sleep(PROGRESS_EACH) => registry.stores().status(&group).await,
+                    };
+                    if let Ok(Some(store)) = told {
+                        // The recovery goes on if nobody listens any more.
+                        let _ = reply(&mut writer, &Reply::Promoting { store }).await;
+                    }
+                }
             }
             recover(registry, exports, &group, how, at, &mut reader, &mut writer).await?
         }

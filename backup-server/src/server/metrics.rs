@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tidelock_protocol::message::CopyState;
 use tidelock_replica::group::GroupStatus;
 use tidelock_shard::unix_ns_of;
-use tidelock_shard_logs::StoreStatus;
+use tidelock_shard_logs::{StandbyState, StoreStatus};
 use tokio::net::TcpListener;
 
 type Labels = Vec<(&'static str, String)>;
@@ -102,7 +102,7 @@ fn render(
 }
 
 fn of_stores(stores: &[StoreStatus], metrics: &mut Metrics) {
-    let [recovered, lag, journal, shipped, stands, durable, apply_to] =
+    let [recovered, lag, journal, shipped, stands, durable, apply_to, follows, replayed] =
         std::array::from_fn(|_| Family::<Labels, Gauge>::default());
     for store in stores {
         let labels = vec![("store", store.store.clone())];
@@ -124,6 +124,10 @@ fn of_stores(stores: &[StoreStatus], metrics: &mut Metrics) {
             set(&stands, u64::from(shard.stands.is_some()));
             set(&durable, shard.durable.0);
             set(&apply_to, shard.apply_to.0);
+            if let Some(standby) = &shard.standby {
+                set(&follows, u64::from(standby.state == StandbyState::Following));
+                set(&replayed, standby.replayed.unwrap_or_default().0);
+            }
         }
     }
     metrics.register("store_recovered", "1 if the store was recovered here", recovered);
@@ -134,6 +138,8 @@ fn of_stores(stores: &[StoreStatus], metrics: &mut Metrics) {
     metrics.register("shard_stands", "1 if its stamps stand still", stands);
     metrics.register("shard_durable", "End of what is durable, as the store counts", durable);
     metrics.register("shard_apply_to", "End of what may be applied, as the store counts", apply_to);
+    metrics.register("standby_follows", "1 if the shard's standby runs and follows", follows);
+    metrics.register("standby_replayed", "End of what the shard's standby shows", replayed);
 }
 
 #[cfg(test)]

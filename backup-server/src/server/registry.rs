@@ -1,5 +1,6 @@
 //! The groups by name, and the lock that keeps a second server off the data directory.
 
+use super::Role;
 use super::budget::Connections;
 use super::config::Config;
 use super::exports::in_use;
@@ -90,7 +91,7 @@ impl Registry {
     }
 
     /// Locks the data directory and starts the owner of each group in it.
-    pub fn open(config: Config) -> Result<Self, RegistryError> {
+    pub fn open(config: Config, role: Role) -> Result<Self, RegistryError> {
         let path = config.data_dir.clone();
         let wrong = |source| RegistryError::DataDir { path: path.clone(), source };
         let groups_dir = path.join("groups");
@@ -107,7 +108,7 @@ impl Registry {
             locked => locked.map_err(|e| wrong(e.into()))?,
         }
         let reserve = Reserve::open(&path, config.reserve_bytes()).map_err(wrong)?;
-        let stores = Stores::open(&config).map_err(wrong)?;
+        let stores = Stores::open(&config, role).map_err(wrong)?;
         let (reserve, connections) = (Arc::new(reserve), Arc::default());
         let (state, users) = (Mutex::default(), Mutex::default());
         let registry = Self { config, connections, stores, state, reserve, users, _lock: lock };

@@ -197,7 +197,7 @@ async fn open(config: &Config, role: Role) -> Result<Registry, RegistryError> {
     };
     let since = Instant::now();
     loop {
-        match Registry::open(config.clone()) {
+        match Registry::open(config.clone(), role) {
             Err(RegistryError::InUse { .. }) if since.elapsed() < patience => {
                 sleep(Duration::from_millis(50)).await;
             }

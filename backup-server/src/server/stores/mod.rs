@@ -10,8 +10,8 @@ mod standbys;
 mod tunnels;
 pub mod views;
 
-use super::clock;
 use super::config::Config;
+use super::{Role, clock};
 use standbys::{StandbysHandle, StoreStandbys};
 use std::collections::BTreeMap;
 use std::io;
@@ -87,14 +87,21 @@ impl std::fmt::Debug for Stores {
 
 impl Stores {
     /// Starts the thread of each store of the configuration.
-    pub(super) fn open(config: &Config) -> io::Result<Self> {
+    pub(super) fn open(config: &Config, role: Role) -> io::Result<Self> {
         let mut running = BTreeMap::new();
         let mut threads = Vec::new();
         for (name, section) in config.stores() {
             let (events, inbox) = mpsc::channel(EVENTS_MAX);
             let handle = StandbysHandle::default();
             let standbys = section.standbys.clone().map(|settings| {
-                StoreStandbys::new(name, settings, &handle, Handle::current(), events.clone())
+                StoreStandbys::new(
+                    name,
+                    settings,
+                    role == Role::Serve,
+                    &handle,
+                    Handle::current(),
+                    events.clone(),
+                )
             });
             let of = owner::Of {
                 name: name.to_owned(),
@@ -130,7 +137,7 @@ impl Stores {
     pub(super) async fn status(&self, name: &str) -> Result<Option<StoreStatus>, String> {
         let mut status = self.ask(name, |done| Event::Status { done }).await??;
         if let (Some(status), Some(store)) = (&mut status, self.get(name)) {
-            store.standbys.describe(status);
+            store.standbys.describe(status).await;
         }
         Ok(status)
     }
@@ -215,7 +222,7 @@ impl Stores {
         let store = self.get(name).ok_or("no such store")?;
         let mut bases = Vec::new();
         for ((shard, of), at) in (0..).zip(status.shards).zip(&cut.ends) {
-            let base = store.standbys.base(shard, *at);
+            let base = store.standbys.base(shard, *at).await;
             let base = base.map_err(|reason| format!("shard {}: {reason}", of.name))?;
             bases.push(views::Wanted { name: of.name, base, at: *at });
         }

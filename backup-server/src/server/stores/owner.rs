@@ -97,6 +97,8 @@ async fn ended(sync: &mut Option<Task<Synced>>) -> Synced {
 impl Owner {
     async fn run(mut self, mut inbox: mpsc::Receiver<Event>) {
         self.open();
+        // Standbys are known from the start on.
+        self.turn();
         loop {
             let retry = match &self.state {
                 State::Broken(_) => Some(OPEN_RETRY),

@@ -51,6 +51,8 @@ pub(super) struct Of {
     /// The shard's name.
     pub name: String,
     pub settings: Arc<StandbysSection>,
+    /// False: only the command line is there, and a standby is looked at, and started for a recovery alone.
+    pub serves: bool,
 }
 
 /// The keeper.
@@ -86,6 +88,7 @@ impl Keeper {
                 biased;
                 order = orders.recv() => Some(order),
                 tended = self.tend() => {
+                    self.shared.has_looked.send_replace(true);
                     let pause = match tended {
                         Ok(()) => TEND_EACH,
                         Err(fault) => self.failed(&fault),
@@ -142,8 +145,9 @@ impl Keeper {
         if self.is_promoted() {
             return self.tend_promoted().await;
         }
-        if self.record.as_ref().is_some_and(|record| record.past.is_some()) {
-            // A recovery at an earlier cut was broken off, and is to be ordered again.
+        // A recovery at an earlier cut was broken off, and is to be ordered again.
+        let is_broken_off = self.record.as_ref().is_some_and(|record| record.past.is_some());
+        if is_broken_off || !self.of.serves {
             let state = self.server()?.status().await?;
             self.tell(&state);
             return Ok(());
@@ -195,7 +199,7 @@ impl Keeper {
             self.record = Record::read(&self.shared.dir)?;
         }
         if self.record.is_none() {
-            let (Of { store, name, settings }, shard) = (&self.of, &self.shared.shard);
+            let (Of { store, name, settings, .. }, shard) = (&self.of, &self.shared.shard);
             let port = settings.port.checked_add(*shard).ok_or_else(|| {
                 Fault::Other(format!("`port` {} leaves none for shard {name}", settings.port))
             })?;
@@ -286,7 +290,7 @@ impl Keeper {
 
     /// Copies the primary, through the link.
     async fn copy(&mut self, origin: &Origin) -> Result<(), Fault> {
-        let (Of { store, name, settings }, shard) = (&self.of, &self.shared.shard);
+        let (Of { store, name, settings, .. }, shard) = (&self.of, &self.shared.shard);
         let record = self.record.as_ref().ok_or_else(none)?;
         if let Some(problem) = record.server.check(0).await.into_iter().next() {
             return Err(problem.into());
@@ -400,7 +404,7 @@ impl Keeper {
     }
 
     async fn tend_promoted(&mut self) -> Result<(), Fault> {
-        if !std::mem::replace(&mut self.has_started, true) {
+        if self.of.serves && !std::mem::replace(&mut self.has_started, true) {
             self.start(Role::Primary).await?;
         }
         let state = self.server()?.status().await?;

@@ -20,6 +20,7 @@ use record::Kept;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tidelock_shard::LogIndex;
 use tidelock_shard::link::Origin;
 use tidelock_shard_logs::{Cut, Promoted, StandbyStatus, Store, StoreStatus};
@@ -29,9 +30,12 @@ use tidelock_wal::Lsn;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
 
 /// Connections of standbys and views of one store at once.
 const CONNECTIONS_MAX: usize = 8192;
+/// A keeper has looked at its standby by then, unless that hangs.
+const LOOKS_WITHIN: Duration = Duration::from_secs(5);
 /// Orders that wait for a keeper.
 const ORDERS_MAX: usize = 16;
 
@@ -72,6 +76,8 @@ struct Shared {
     kept: Mutex<Vec<Kept>>,
     /// Held by whoever needs a kept copy.
     holds: Arc<RwLock<()>>,
+    /// The keeper has looked at the standby once.
+    has_looked: watch::Sender<bool>,
 }
 
 impl Shared {
@@ -114,11 +120,19 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl StandbysHandle {
     /// Adds what standbys do to a store's status.
-    pub(super) fn describe(&self, status: &mut StoreStatus) {
-        let keepers = lock(&self.0);
+    pub(super) async fn describe(&self, status: &mut StoreStatus) {
         for (shard, of) in (0..).zip(&mut status.shards) {
-            of.standby = keepers.get(&shard).map(|keeper| lock(&keeper.shared.status).clone());
+            let Some(shared) = self.shared(shard).await else { continue };
+            of.standby = Some(lock(&shared.status).clone());
         }
+    }
+
+    /// What a keeper knows, once it has looked.
+    async fn shared(&self, shard: u16) -> Option<Arc<Shared>> {
+        let shared = lock(&self.0).get(&shard).map(|keeper| Arc::clone(&keeper.shared))?;
+        let mut looked = shared.has_looked.subscribe();
+        let _ = timeout(LOOKS_WITHIN, looked.wait_for(|looked| *looked)).await;
+        Some(shared)
     }
 
     /// Promotes all standbys: at the end of what their shards may apply, or at the ends of an earlier cut.
@@ -141,10 +155,9 @@ impl StandbysHandle {
     }
 
     /// Holds a kept copy of a shard from which a cut can be reached.
-    pub(super) fn base(&self, shard: u16, cut: LogIndex) -> Result<Base, String> {
-        let shared = lock(&self.0).get(&shard).map(|keeper| Arc::clone(&keeper.shared));
+    pub(super) async fn base(&self, shard: u16, cut: LogIndex) -> Result<Base, String> {
         let missing = "there are no standbys of it here: `[store.standbys]` runs them";
-        shared.ok_or(missing)?.base(Lsn(cut.0))
+        self.shared(shard).await.ok_or(missing)?.base(Lsn(cut.0))
     }
 }
 
@@ -152,6 +165,7 @@ impl StandbysHandle {
 pub(super) struct StoreStandbys {
     store: String,
     settings: Arc<StandbysSection>,
+    serves: bool,
     hub: Standbys<OpenFile>,
     asked: Arc<Notify>,
     /// Names of standbys that are connected, and why copies must be made anew, by name.
@@ -199,6 +213,7 @@ impl StoreStandbys {
     pub(super) fn new(
         store: &str,
         settings: StandbysSection,
+        serves: bool,
         handle: &StandbysHandle,
         runtime: Handle,
         events: mpsc::Sender<Event>,
@@ -213,6 +228,7 @@ impl StoreStandbys {
         Self {
             store: store.to_owned(),
             settings: Arc::new(settings),
+            serves,
             hub,
             asked,
             connected,
@@ -263,10 +279,11 @@ impl StoreStandbys {
             status: Mutex::default(),
             kept: Mutex::default(),
             holds: Arc::default(),
+            has_looked: watch::Sender::default(),
         });
         let (store, settings) = (self.store.clone(), Arc::clone(&self.settings));
         let keeper = Keeper::new(
-            keeper::Of { store, name, settings },
+            keeper::Of { store, name, settings, serves: self.serves },
             Arc::clone(&shared),
             Arc::clone(&self.connected),
             self.events.clone(),
