@@ -5,6 +5,7 @@
 //! the names; a test compares.
 
 use crate::control::ControlTarget;
+use crate::stores::StoreReport;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
@@ -49,14 +50,14 @@ pub async fn bind(
 }
 
 async fn scrape(target: Arc<dyn ControlTarget>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, OPENMETRICS)], encode(&target.status()))
+    ([(CONTENT_TYPE, OPENMETRICS)], encode(&target.status(), &target.stores()))
 }
 
 /// A status in the OpenMetrics text form.
 #[must_use]
-pub fn encode(status: &Status) -> String {
+pub fn encode(status: &Status, stores: &[StoreReport]) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Snapshot(status.clone())));
+    registry.register_collector(Box::new(Snapshot(status.clone(), stores.to_vec())));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)
         .expect("a String takes everything");
@@ -64,7 +65,7 @@ pub fn encode(status: &Status) -> String {
 }
 
 #[derive(Debug)]
-struct Snapshot(Status);
+struct Snapshot(Status, Vec<StoreReport>);
 
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 type NoExemplar = prometheus_client::metrics::exemplar::Exemplar<Vec<(String, String)>, f64>;
@@ -117,7 +118,7 @@ const BYTES: Option<&Unit> = Some(&Unit::Bytes);
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Self(status) = self;
+        let Self(status, stores) = self;
         let groups: Vec<_> =
             status.groups.iter().map(|group| (vec![("group", &*group.name)], group)).collect();
         let mut writers = Vec::new();
@@ -138,8 +139,44 @@ impl Collector for Snapshot {
         encode_lag(&mut encoder, &writers)?;
         encode_guest_io(&mut encoder, &writers)?;
         encode_gates(&mut encoder, &gates)?;
-        encode_tagging(&mut encoder, &tagging)
+        encode_tagging(&mut encoder, &tagging)?;
+        encode_stores(&mut encoder, stores)
     }
+}
+
+fn encode_stores(e: &mut DescriptorEncoder<'_>, stores: &[StoreReport]) -> fmt::Result {
+    let of_store = |store: &'_ StoreReport| -> Vec<_> {
+        let labels = |shard: &str| (store.store.clone(), shard.to_owned());
+        store.shards.iter().map(|(name, figures)| (labels(name), *figures)).collect()
+    };
+    let named: Vec<_> = stores.iter().flat_map(of_store).collect();
+    let shards: Vec<_> = named
+        .iter()
+        .map(|((store, shard), of)| (vec![("store", &**store), ("shard", &**shard)], of))
+        .collect();
+    let links: Vec<_> = stores.iter().map(|of| (vec![("store", &*of.store)], of)).collect();
+    let help = "1 while the store's connection to the backup is there";
+    each(e, ("tidelock_store_link_up", None, Gauge), help, &links, |f, l, s| {
+        f.gauge(l, u64::from(s.is_linked))
+    })?;
+    let help = "1 while the shard's stamps stand still";
+    each(e, ("tidelock_shard_stands", None, Gauge), help, &shards, |f, l, s| {
+        f.gauge(l, u64::from(s.stands))
+    })?;
+    let help = "Log that the backup does not have yet";
+    each(e, ("tidelock_shard_lag", BYTES, Gauge), help, &shards, |f, l, s| {
+        f.gauge(l, s.lag_bytes)
+    })?;
+    let help = "Age of the oldest commit in it";
+    each(e, ("tidelock_shard_lag", SECONDS, Gauge), help, &shards, |f, l, s| {
+        f.sample(l, &ConstGauge::new(s.lag_us as f64 / 1e6))
+    })?;
+    let help = "By how much the clock may be off; absent while it is not believed";
+    let believed: Vec<_> =
+        shards.iter().filter_map(|(labels, of)| Some((labels.clone(), of.epsilon_ns?))).collect();
+    each(e, ("tidelock_shard_clock_error", SECONDS, Gauge), help, &believed, |f, l, ns| {
+        f.sample(l, &ConstGauge::new(*ns as f64 / 1e9))
+    })
 }
 
 fn encode_daemon(e: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
@@ -488,7 +525,7 @@ mod tests {
 
     #[test]
     fn values_and_units_are_right() {
-        let text = encode(&status());
+        let text = encode(&status(), &[StoreReport::example()]);
         for line in [
             "tidelock_link_up{host=\"host-a\"} 1",
             "tidelock_protected{group=\"shop\"} 1",
@@ -523,6 +560,11 @@ mod tests {
             "tidelock_untagged_covered_packets_total{group=\"shop\",member=\"db\"} 1200",
             "tidelock_gated_packets_total{group=\"shop\",member=\"db\",reason=\"mtu\"} 3",
             "tidelock_tagging_dropped_packets_total{group=\"shop\",member=\"db\",reason=\"malformed\"} 0",
+            "tidelock_store_link_up{store=\"orders\"} 1",
+            "tidelock_shard_stands{store=\"orders\",shard=\"s0\"} 0",
+            "tidelock_shard_lag_bytes{store=\"orders\",shard=\"s0\"} 300",
+            "tidelock_shard_lag_seconds{store=\"orders\",shard=\"s0\"} 0.0025",
+            "tidelock_shard_clock_error_seconds{store=\"orders\",shard=\"s0\"} 0.00004",
             "# UNIT tidelock_lag_bytes bytes",
             "# EOF",
         ] {
@@ -533,7 +575,7 @@ mod tests {
     /// Every family is in the table of `docs/manual/monitoring.md`, and nothing else is.
     #[test]
     fn the_documented_metrics_are_the_metrics() {
-        let text = encode(&status());
+        let text = encode(&status(), &[StoreReport::example()]);
         let type_of = |line: &str| -> Option<String> {
             let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
             Some(format!("{name}{}", if kind == "counter" { "_total" } else { "" }))

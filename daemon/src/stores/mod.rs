@@ -13,25 +13,55 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use tidelock_shard_agent::{ShardAgent, StoreHost, StoreHostStatus, StoreNames};
+use tidelock_shard_agent::{ShardAgent, Status, StoreHost, StoreHostStatus, StoreNames};
 use tokio::sync::watch;
 
 /// The state of a store at this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoreReport {
+    /// The store.
+    pub(crate) store: String,
+    /// True while the backup is connected.
+    pub(crate) is_linked: bool,
+    /// Figures of the shards that are led here, by name.
+    pub(crate) shards: BTreeMap<String, ShardFigures>,
     /// For programs ([`StoreHostStatus`]).
     pub status: serde_json::Value,
     /// For people.
     pub text: String,
-    /// True if all shards that are led here are shipped.
-    is_fine: bool,
+}
+
+/// Figures of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ShardFigures {
+    /// Its stamps stand still.
+    pub stands: bool,
+    /// Log that the backup does not have.
+    pub lag_bytes: u64,
+    /// Age of the oldest commit in it, in microseconds.
+    pub lag_us: u64,
+    /// The clock may be off by so much; `None`: it is not believed.
+    pub epsilon_ns: Option<u64>,
 }
 
 impl StoreReport {
     /// True if all shards that are led here are shipped.
     #[must_use]
     pub fn is_fine(&self) -> bool {
-        self.is_fine
+        self.is_linked && self.shards.values().all(|of| !of.stands)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn example() -> Self {
+        let figures =
+            ShardFigures { stands: false, lag_bytes: 300, lag_us: 2500, epsilon_ns: Some(40_000) };
+        Self {
+            store: "orders".to_owned(),
+            is_linked: true,
+            shards: BTreeMap::from([("s0".to_owned(), figures)]),
+            status: serde_json::Value::Null,
+            text: String::new(),
+        }
     }
 }
 
@@ -151,6 +181,17 @@ fn report(status: &StoreHostStatus) -> StoreReport {
             let _ = writeln!(text, "    SERVER     {}. {}", failure.text, failure.advice);
         }
     }
-    let is_fine = status.backup.is_some() && status.shards.values().all(|of| of.stands.is_none());
-    StoreReport { status: serde_json::to_value(status).unwrap_or_default(), text, is_fine }
+    let figures = |of: &Status| ShardFigures {
+        stands: of.stands.is_some(),
+        lag_bytes: of.lag_bytes,
+        lag_us: of.lag_us,
+        epsilon_ns: of.epsilon_ns,
+    };
+    StoreReport {
+        store: status.store.clone(),
+        is_linked: status.backup.is_some(),
+        shards: status.shards.iter().map(|(name, of)| (name.clone(), figures(of))).collect(),
+        status: serde_json::to_value(status).unwrap_or_default(),
+        text,
+    }
 }
