@@ -85,13 +85,15 @@ pub(crate) enum Phase {
     Ended,
 }
 
-/// Operator's orders that the next start obeys.
+/// Orders that the next start obeys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Orders {
     pub make_slot: bool,
     pub may_jump: bool,
     /// The log is gone where it would go on.
     pub jumps: bool,
+    /// The slot is there, and is of no use any more.
+    pub drops_slot: bool,
 }
 
 /// The agent of one shard.

@@ -43,6 +43,9 @@ pub struct Config {
     pub verdict_age_max: Duration,
     /// `max_clock_error`, the same on all hosts of the store: greatest ε with which a clock is believed.
     pub clock_error_max_ns: u64,
+    /// True: a slot that is missing or lost is made again without an order, and the log goes on behind a gap. The backup
+    /// copies the shard anew by itself then ([`ShardAgent::copied_anew`](crate::ShardAgent::copied_anew)).
+    pub mends: bool,
     /// Pause before the next host is tried.
     pub retry: Duration,
     /// Pause after all hosts have failed, one of them for a reason that does not pass by itself.
@@ -71,6 +74,7 @@ impl Config {
             settle: Duration::from_secs(1),
             verdict_age_max: Duration::from_secs(2),
             clock_error_max_ns,
+            mends: false,
             retry: Duration::from_millis(100),
             retry_long: Duration::from_secs(2),
         }

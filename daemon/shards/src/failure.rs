@@ -91,13 +91,16 @@ impl HostFailure {
 fn of_stream(failure: &Failure, slot: &SlotName) -> String {
     match failure {
         Failure::SlotMissing { .. } => format!(
-            "find out who dropped it; order the slot to be made again: if the server still has the log, it goes on \
-             without a gap, otherwise the shard must be copied anew (slot {slot})"
+            "find out who dropped it; tidelockd makes slot {slot} again by itself: if the server still has the log, it \
+             goes on without a gap, otherwise the shard is copied anew"
         ),
         Failure::SlotLost { .. } => format!(
-            "SELECT pg_drop_replication_slot('{slot}'), raise max_slot_wal_keep_size, and copy the shard anew"
+            "raise max_slot_wal_keep_size, or find out what held the backup up for so long; tidelockd does the rest by \
+             itself: SELECT pg_drop_replication_slot('{slot}'), and the backup takes a new copy of the shard"
         ),
-        Failure::WalRemoved { .. } => "copy the shard anew".into(),
+        Failure::WalRemoved { .. } => {
+            "the log goes on behind the gap, and the backup copies the shard anew; until then it cannot be recovered".into()
+        }
         Failure::SlotsFull(_) => "raise max_replication_slots and restart the server".into(),
         Failure::SlotKind { .. } => "configure another slot name".into(),
         Failure::SlotInUse { .. } => "end the other client of the slot, if it stays".into(),

@@ -20,6 +20,14 @@ pub(crate) fn nop() -> String {
     format!("SELECT pg_logical_emit_message(true, '{}', '')", crate::cutter::NOP_PREFIX)
 }
 
+/// The query that drops a slot which is lost.
+pub(crate) fn drop_lost(slot: &SlotName) -> String {
+    format!(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+         WHERE slot_name = '{slot}' AND wal_status = 'lost' AND NOT active"
+    )
+}
+
 /// The query: a row for each synchronous standby, or one without any. Names of slots need no quotes. The views
 /// `pg_stat_replication` and `pg_replication_slots` are these functions and joins that cost more than all the rest.
 pub(crate) fn query(slot: &SlotName) -> String {

@@ -25,6 +25,8 @@ use tidelock_wal::{Lsn, TimelineHistory, TimelineId, WalReader};
 pub(crate) enum Query {
     Look,
     Nop,
+    /// Drops a slot that is lost.
+    DropSlot,
 }
 
 /// Progress of the log at home: what no failover inside the site loses.
@@ -76,6 +78,9 @@ impl ShardAgent {
             failure,
             HostFailure::Stream(Failure::WalRemoved { .. } | Failure::SlotLost { .. })
         );
+        let is_slot = matches!(failure, HostFailure::Stream(Failure::SlotMissing { .. }));
+        self.orders.make_slot |= self.config.mends && (is_gap || is_slot);
+        self.orders.may_jump |= self.config.mends && is_gap;
         self.orders.jumps |= is_gap && self.orders.may_jump;
         self.disconnect();
         let advice = failure.advice(&self.config.slot);
@@ -118,6 +123,7 @@ impl ShardAgent {
                 SqlEvent::Ready => {}
                 SqlEvent::Rows(rows) => match self.asked.take() {
                     Some((Query::Look, asked)) => self.looked(&rows, asked),
+                    Some((Query::DropSlot, _)) => self.looked = None,
                     Some((Query::Nop, _)) | None => {}
                 },
                 SqlEvent::Refused(error) => self.fail(HostFailure::Refused(error)),
@@ -144,6 +150,12 @@ impl ShardAgent {
                 }
                 Some(_) => {}
             }
+        }
+        let is_lost = look.slot.is_some_and(|slot| slot.wal_status == WalStatus::Lost);
+        if self.phase == Phase::Looking && is_lost && self.orders.jumps && self.config.mends {
+            // Another look follows.
+            self.orders.drops_slot = true;
+            return;
         }
         match look.synchronous() {
             Ok(None) => self.home = Home::All,
@@ -179,6 +191,9 @@ impl ShardAgent {
         if self.asked.is_some() || !self.sql.as_ref()?.is_idle() {
             return None;
         }
+        if self.orders.drops_slot {
+            return Some(self.now.mono);
+        }
         let nop = self.idle.deadline().filter(|_| self.appends_nops());
         let nop = nop.map(|at| Duration::from_nanos(at.0));
         nop.into_iter().chain(self.next_look_at()).min()
@@ -210,12 +225,15 @@ impl ShardAgent {
         let mono = self.mono();
         let nop = self.appends_nops() && self.idle.poll(mono);
         let Some(sql) = &mut self.sql else { return };
+        let slot = &self.config.slot;
         let (query, text) = match nop {
             true => (Query::Nop, look::nop()),
-            false => (Query::Look, look::query(&self.config.slot)),
+            false if self.orders.drops_slot => (Query::DropSlot, look::drop_lost(slot)),
+            false => (Query::Look, look::query(slot)),
         };
         if sql.query(&text).is_ok() {
             self.asked = Some((query, self.now.mono));
+            self.orders.drops_slot = false;
             if query == Query::Look {
                 self.looked = Some(self.now.mono);
             }

@@ -79,7 +79,11 @@ impl Shard {
             application_name: self.slot.to_string(),
             weakest: PasswordMethod::Scram,
         };
-        Ok(AgentConfig::new(self.servers.len(), login, self.slot.clone(), max_clock_error_ns))
+        let (servers, slot) = (self.servers.len(), self.slot.clone());
+        Ok(AgentConfig {
+            mends: true,
+            ..AgentConfig::new(servers, login, slot, max_clock_error_ns)
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use crate::world::*;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_shard::link::Origin;
 use tidelock_shard::{LogIndex, LogPoint};
-use tidelock_shard_agent::Conn;
+use tidelock_shard_agent::{Config, Conn};
 
 /// A primary and a standby with its log, of which the agent has some.
 fn pair() -> World {
@@ -229,6 +229,33 @@ fn a_gap_is_gone_over_only_if_a_copy_covers_it_and_no_cut_within_it_is_served() 
     assert_eq!((after, through), (stamp(2_000_100), jump.stamp.next()));
     assert_eq!(world.entries[entries - 1].end.0, end);
     assert_eq!(world.entries.last().unwrap().end.0, world.hosts[0].end());
+}
+
+#[test]
+fn an_agent_that_mends_makes_its_slot_again_and_goes_over_a_gap_without_an_order() {
+    let mut world = World::settled_with(Config { mends: true, ..config(1) });
+    world.hosts[0].slot = None;
+    world.wait(5000);
+    assert_eq!((world.failures.clone(), world.kind()), (vec![(0, "slot-missing")], None));
+    world.hosts[0].commit(3_000_000);
+    world.wait(1000);
+    world.check(0);
+    assert!(world.entries[1..].iter().all(|entry| entry.data.is_some()), "nothing was missing");
+
+    // The slot is lost, and the server has removed what the backup lacks.
+    let (entries, doubts) = (world.entries.len(), world.doubts.len());
+    world.hosts[0].wal_status = "lost";
+    (0..1500).for_each(|_| world.hosts[0].log.other(1000));
+    world.hosts[0].oldest = 2 * START;
+    world.hosts[0].commit(4_000_000);
+    world.wait(10_000);
+    assert_eq!((world.count("SELECT pg_drop_replication_slot"), world.kind()), (1, None));
+    let jump = &world.entries[entries];
+    assert_eq!((jump.end.0, jump.data.is_none(), jump.nop), (2 * START, true, true));
+    assert!(world.doubts.len() > doubts, "no cut within the gap is served");
+    assert_eq!(world.entries.last().unwrap().end.0, world.hosts[0].end());
+    // One that is well is never dropped.
+    assert!(world.hosts[0].slot.is_some());
 }
 
 #[test]

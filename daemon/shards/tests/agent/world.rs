@@ -461,6 +461,10 @@ fn command(host: &mut Host, socket: &mut Socket, text: &str) -> Vec<u8> {
     if text.starts_with("SELECT pg_logical_emit_message") {
         return answer(&[Some("0/0")]);
     }
+    if text.starts_with("SELECT pg_drop_replication_slot") {
+        host.slot = host.slot.filter(|_| host.wal_status != "lost");
+        return answer(&[Some("")]);
+    }
     assert!(text.starts_with("SELECT pg_is_in_recovery"), "{text}");
     let yes = |is: bool| Some(if is { "t" } else { "f" });
     let slot = host.slot.map(|at| Lsn(at).to_string());
