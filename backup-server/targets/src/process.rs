@@ -51,6 +51,11 @@ impl Process {
         Self { pid, start: Start::of(pid).ok() }
     }
 
+    /// True while the process has a number: also after its end, until its parent has taken note.
+    pub(crate) fn has_number(&self) -> bool {
+        self.start.is_some() && Start::of(self.pid).ok() == self.start
+    }
+
     /// Holds the process, unless it has ended. An error: it cannot be told.
     pub(crate) async fn hold(&self, socket: &Path) -> io::Result<Option<Held>> {
         let Some(held) = Held::open(self.pid)? else { return Ok(None) };

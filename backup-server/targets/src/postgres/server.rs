@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 use tidelock_wal::Lsn;
@@ -14,6 +15,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// The server listens by then, or hangs. It does so before it replays anything.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
+/// The init process has taken note of a process that has ended by then.
+const NUMBER_FREE_WITHIN: Duration = Duration::from_secs(10);
 /// Pause between attempts to reach a server that starts.
 const LOOKS_EACH: Duration = Duration::from_millis(20);
 /// A server answers a question about its state by then.
@@ -115,16 +118,29 @@ impl Server {
         }
     }
 
+    /// Waits until the number of the last process is free. PostgreSQL takes one that has ended for a server that runs, until
+    /// its parent has taken note: the init process, if an earlier backup server has started it.
+    async fn let_go(&mut self) {
+        let until = Instant::now() + NUMBER_FREE_WITHIN;
+        while self.process.as_ref().is_some_and(Process::has_number) && Instant::now() < until {
+            sleep(LOOKS_EACH).await;
+        }
+    }
+
     /// Starts the server, if it does not run, and waits until it listens. Its data must be in the role that is
     /// expected.
     ///
     /// # Errors
     /// The data does not fit, or the server ends at once.
     pub async fn start(&mut self, role: Role) -> Result<()> {
+        let wrong_log = |log: PathBuf| PostgresError::io(format!("write {}", log.display()));
         if let Some(held) = self.hold().await? {
+            // A start that was given up when its process was there is gone on with.
             self.process = Some(Process::of(held.pid));
-            return Ok(());
+            let log = self.open_log().map_err(wrong_log(self.log()))?;
+            return self.listens(&held, log).await;
         }
+        self.let_go().await;
         let found = self.inspect(&self.data()).await?;
         if found.role != role {
             let (dir, found, needed) = (self.data(), found.role, role);
@@ -140,46 +156,49 @@ impl Server {
             &[&socket, &socket.with_extension(format!("{}.lock", self.settings.port))],
         )
         .await?;
-        let wrong = || PostgresError::io(format!("write {}", self.log().display()));
-        let (mut log, begin) = self.open_log().map_err(wrong())?;
+        let (log, begin) = self.open_log().map_err(wrong_log(self.log()))?;
         let mut command = self.command(self.program("postgres"));
         command.args(self.arguments(&found.control)).stdout(Stdio::null());
-        command.stderr(log.try_clone().map_err(wrong())?);
+        command.stderr(log.try_clone().map_err(wrong_log(self.log()))?);
         // The process is waited for by its descriptor, and must not end with this value.
         let child = command.spawn().map_err(PostgresError::io("run postgres"))?;
         let process = Process::of(child.id());
-        let said = |log: &mut File| {
-            let mut text = Vec::new();
-            let read = log.seek(SeekFrom::Start(begin)).and_then(|_| log.read_to_end(&mut text));
-            read.map_or_else(|error| error.to_string(), |_| end_of(&text))
-        };
-        let dir = || self.dir.clone();
+        self.process = Some(process.clone());
         let held = process.hold(&socket).await.map_err(PostgresError::io("hold postgres"))?;
-        let Some(held) = held else {
-            return Err(PostgresError::NotStarted { dir: dir(), said: said(&mut log) });
-        };
-        let until = Instant::now() + STARTS_WITHIN;
+        match held {
+            Some(held) => self.listens(&held, (log, begin)).await,
+            None => Err(self.not_started((log, begin))),
+        }
+    }
+
+    /// Waits until the process listens, or has ended.
+    async fn listens(&self, held: &Held, log: (File, u64)) -> Result<()> {
+        let (socket, until) = (self.socket(), Instant::now() + STARTS_WITHIN);
         let mut ended = std::pin::pin!(held.ended());
         loop {
             tokio::select! {
-                _ = &mut ended => {
-                    return Err(PostgresError::NotStarted { dir: dir(), said: said(&mut log) });
-                }
+                _ = &mut ended => return Err(self.not_started(log)),
                 listens = process::listener(&socket) => {
                     if listens.is_ok_and(|found| found.is_some_and(|found| found.pid == held.pid)) {
-                        break;
+                        return Ok(());
                     }
                 }
             }
             if Instant::now() > until {
                 held.kill().map_err(PostgresError::io("end postgres"))?;
                 let _ = ended.await;
-                return Err(PostgresError::NotStarted { dir: dir(), said: said(&mut log) });
+                return Err(self.not_started(log));
             }
             sleep(LOOKS_EACH).await;
         }
-        self.process = Some(process);
-        Ok(())
+    }
+
+    /// A start that has failed, with what the server has said since.
+    fn not_started(&self, (mut log, begin): (File, u64)) -> PostgresError {
+        let mut text = Vec::new();
+        let read = log.seek(SeekFrom::Start(begin)).and_then(|_| log.read_to_end(&mut text));
+        let said = read.map_or_else(|error| error.to_string(), |_| end_of(&text));
+        PostgresError::NotStarted { dir: self.dir.clone(), said }
     }
 
     /// The log of messages, and its length.

@@ -13,6 +13,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::Duration;
 use tempfile::TempDir;
 
 const SYSTEM: u64 = 7_642_011_472_967_116_994;
@@ -280,6 +281,34 @@ async fn a_server_starts_in_the_role_that_is_expected_and_as_nobody_else() {
     fs::write(server.data().join("control"), text).unwrap();
     let error = server.start(Role::Primary).await.unwrap_err();
     assert!(matches!(error, PostgresError::Damaged { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_start_that_was_given_up_is_gone_on_with_and_makes_no_second_process() {
+    let stage = Stage::new();
+    let mut server = stage.server("db").await;
+    copy(&server).await.unwrap();
+    // Its messages are the server's log, which the user cannot write by name.
+    stage.script("postgres", "echo process >&2; exec sleep 300");
+    let processes = |server: &Server| {
+        fs::read_to_string(server.log()).unwrap_or_default().matches("process").count()
+    };
+    // Nobody ever listens: both starts are given up.
+    let log = server.clone();
+    let begun = async {
+        while processes(&log) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        started = server.start(Role::Standby) => panic!("{started:?}"),
+        () = begun => {}
+    }
+    let again = tokio::time::timeout(Duration::from_secs(1), server.start(Role::Standby)).await;
+    assert!(again.is_err(), "{again:?}");
+    assert_eq!(processes(&server), 1);
+    assert_ne!(server.stop().await.unwrap(), Stopped::Before);
+    assert_eq!(processes(&server), 1);
 }
 
 #[tokio::test]
