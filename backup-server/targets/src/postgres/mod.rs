@@ -346,6 +346,12 @@ impl Server {
         Self { dir, process: None, ..self.clone() }
     }
 
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The superuser of the database.
     #[must_use]
     pub fn superuser(&self) -> &str {

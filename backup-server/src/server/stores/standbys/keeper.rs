@@ -31,6 +31,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// A standby that has not replayed the log up to the cut by then is given up; another `recover` goes on.
 const REPLAYS_WITHIN: Duration = Duration::from_secs(3600);
 
+/// Begin of the name of a kept copy.
+const KEPT: &str = "kept-";
 /// Name of a server that is promoted at an earlier cut.
 const PAST: &str = "recovered";
 
@@ -178,6 +180,9 @@ impl Keeper {
             state = self.server()?.status().await?;
         }
         self.tell(&state);
+        if let State::Unknown { said } = state {
+            return Err(Fault::Other(format!("the standby does not answer: {said}")));
+        }
         if let State::Primary { .. } = state {
             return self.is_primary(&state, known.is_recovered);
         }
@@ -197,6 +202,7 @@ impl Keeper {
             self.make_dir()?;
             past::remove_left_over(&self.shared.dir).await?;
             self.record = Record::read(&self.shared.dir)?;
+            self.come_back().await?;
         }
         if self.record.is_none() {
             let (Of { store, name, settings, .. }, shard) = (&self.of, &self.shared.shard);
@@ -224,6 +230,24 @@ impl Keeper {
             (server.socket_dir(), server.settings.port)
         };
         self.set(|status| (status.socket_dir, status.port) = (socket_dir, port));
+        Ok(())
+    }
+
+    /// A standby that is on record gets the settings of the configuration, for its next start. A copy that is not on record was
+    /// not kept.
+    async fn come_back(&mut self) -> Result<(), Fault> {
+        let Some(record) = &mut self.record else { return Ok(()) };
+        let settings = &mut record.server.settings;
+        settings.listen_addresses.clone_from(&self.of.settings.listen_addresses);
+        settings.access.clone_from(&self.of.settings.access);
+        for entry in fs::read_dir(&self.shared.dir)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let is_kept = record.kept.iter().any(|kept| kept.server.dir() == path);
+            if name.starts_with(KEPT) && !is_kept {
+                record.server.beside(path).remove().await?;
+            }
+        }
         Ok(())
     }
 
@@ -379,7 +403,7 @@ impl Keeper {
                 quoted(server.superuser()),
             );
             let number = record.next_kept;
-            server = server.beside(self.shared.dir.join(format!("kept-{number}")));
+            server = server.beside(self.shared.dir.join(format!("{KEPT}{number}")));
             record.next_kept += 1;
             record.write(&self.shared.dir)?;
             let source =

@@ -194,7 +194,10 @@ impl Connected {
                 let name = names.remove(&id).unwrap_or_default();
                 if failure.needs_copy() {
                     peer_log!(STANDBYS, warn, store, shard, name, %failure, "a standby gets nothing more");
-                    lock(&self.unusable).insert(name, failure.to_string());
+                    let mut unusable = lock(&self.unusable);
+                    if unusable.len() < CONNECTIONS_MAX {
+                        unusable.insert(name, failure.to_string());
+                    }
                 } else {
                     tracing::debug!(store, shard, name, %failure, "a standby has gone");
                 }
