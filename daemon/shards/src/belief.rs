@@ -80,6 +80,7 @@ impl Belief {
 
     pub fn judged(&mut self, verdict: Verdict, now: Now) {
         self.tick(now);
+        let verdict = self.bounded(verdict);
         self.verdict = Some((verdict, now));
         match (verdict, self.trust) {
             (Verdict::NotBelieved { .. }, _) => self.doubt(now),
@@ -87,6 +88,17 @@ impl Belief {
                 self.trust = Trust::Settling { since: now };
             }
             (Verdict::Believed { .. }, _) => {}
+        }
+    }
+
+    /// The verdict by the store's own bound: a guard serves several stores, or none, as an operator's word does.
+    fn bounded(&self, verdict: Verdict) -> Verdict {
+        let max_ns = self.clock_error_max_ns;
+        match verdict {
+            Verdict::Believed { epsilon_ns } if epsilon_ns > max_ns => {
+                Verdict::NotBelieved { why: Why::AboveMax { epsilon_ns, max_ns } }
+            }
+            other => other,
         }
     }
 
@@ -258,6 +270,18 @@ mod tests {
         assert_eq!(belief.placed(Lsn(300), at(4100).mono, Hlc(0), at(4200)), None);
         assert!(belief.placed(Lsn(300), at(4600).mono, Hlc(0), at(4700)).is_some());
         assert_eq!(belief.stamp(Lsn(301), stamp(4650), at(4700)), taken(4650));
+    }
+
+    #[test]
+    fn a_clock_that_may_be_off_by_more_than_the_store_takes_is_not_believed() {
+        let mut belief = trusted();
+        belief.judged(Verdict::Believed { epsilon_ns: 1_000_000 }, at(2000));
+        assert_eq!(belief.stamp(Lsn(200), stamp(2000), at(2000)), taken(2000));
+        belief.judged(Verdict::Believed { epsilon_ns: 1_000_001 }, at(2100));
+        assert_eq!(belief.stamp(Lsn(201), stamp(2100), at(2100)), Stamp::Unknown);
+        assert_eq!(belief.epsilon_ns(), None);
+        let why = Why::AboveMax { epsilon_ns: 1_000_001, max_ns: 1_000_000 };
+        assert_eq!(belief.doubted().unwrap().0, Doubt::Clock(why));
     }
 
     #[test]

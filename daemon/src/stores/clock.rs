@@ -18,7 +18,7 @@ const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// The verdict on this host's clock.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// Judged by a guard, whose ε counts up to each store's own bound.
+    /// Judged by a guard. Each store has its own bound for ε.
     Guarded(Arc<Mutex<ClockGuard>>),
     /// Taken from the operator's word.
     Assumed { epsilon_ns: u64 },
@@ -27,9 +27,10 @@ pub(super) enum Clock {
 }
 
 impl Clock {
-    /// Follows the clock's source.
+    /// Follows the clock's source. Clocks that may be off by more than `error_max_ns` are believed by no store.
     pub(super) fn start(
         source: &ClockSource,
+        error_max_ns: u64,
         runtime_dir: &Path,
         stopping: watch::Receiver<bool>,
     ) -> io::Result<(Self, Option<JoinHandle<()>>)> {
@@ -40,9 +41,11 @@ impl Clock {
             }
             ClockSource::Ptp4l { socket, domain } => {
                 let source = Ptp4l::new(socket, runtime_dir, *domain, 0)?;
-                follow(source, stopping)
+                follow(source, error_max_ns, stopping)
             }
-            ClockSource::Chrony { address } => follow(Chronyd::new(*address), stopping),
+            ClockSource::Chrony { address } => {
+                follow(Chronyd::new(*address), error_max_ns, stopping)
+            }
         }
     }
 
@@ -59,10 +62,11 @@ impl Clock {
 
 fn follow<S: tidelock_clock::driver::Source + Send + 'static>(
     mut source: S,
+    error_max_ns: u64,
     stopping: watch::Receiver<bool>,
 ) -> io::Result<(Clock, Option<JoinHandle<()>>)> {
-    // Agents have bounds of their own: the guard believes whatever it can bound.
-    let guard = Arc::new(Mutex::new(ClockGuard::new(Limits::new(u64::MAX / 4))));
+    // The bound is also the step of a master that the guard may overlook.
+    let guard = Arc::new(Mutex::new(ClockGuard::new(Limits::new(error_max_ns))));
     let clock = Clock::Guarded(Arc::clone(&guard));
     let run = move || {
         let mut told = None;

@@ -88,8 +88,10 @@ impl Stores {
         if config.stores.is_empty() {
             return Ok(stores);
         }
+        let bounds = config.stores.iter().map(|store| store.max_clock_error_ns);
+        let error_max_ns = bounds.max().unwrap_or(0);
         let (clock, thread) =
-            Clock::start(&config.clock, &config.host.runtime_dir, stopping.clone())?;
+            Clock::start(&config.clock, error_max_ns, &config.host.runtime_dir, stopping.clone())?;
         let mut threads = Vec::from_iter(thread);
         for store in &config.stores {
             let begun = driver::Time::begin();
