@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -143,6 +144,20 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 		count(&faults->clock_met);
 		time->tv_sec = ns / NS_PER_S;
 		time->tv_nsec = ns % NS_PER_S;
+	}
+	return result;
+}
+
+/* The C library's own does not come by the function above. */
+int gettimeofday(struct timeval *restrict time, void *restrict zone)
+{
+	struct timespec now;
+	int result = clock_gettime(CLOCK_REALTIME, &now);
+
+	(void)zone;
+	if (result == 0) {
+		time->tv_sec = now.tv_sec;
+		time->tv_usec = now.tv_nsec / 1000;
 	}
 	return result;
 }
