@@ -27,6 +27,12 @@ class StoreWithStandbys(Store):
     """The store of `test_stores`, and this machine's PostgreSQL behind its backup server."""
 
     def __init__(self, run, image):
+        self.run = run
+        self.make_place()
+        super().__init__(run, image)
+
+    def make_place(self) -> None:
+        """Makes the directory of the standbys, which an unprivileged user reaches."""
         if not (BIN_DIR / "pg_basebackup").exists():
             pytest.skip(f"{BIN_DIR}/pg_basebackup is not there (Debian: postgresql-15)")
         try:
@@ -35,9 +41,8 @@ class StoreWithStandbys(Store):
             pytest.skip(f"there is no user {USER}")
         self.place = Path(tempfile.mkdtemp(prefix="tl-", dir="/var/tmp"))
         self.place.chmod(0o711)
-        run.on_close("remove the standbys", lambda: shutil.rmtree(self.place, ignore_errors=True))
-        run.on_close("end the standbys", self.end_standbys)
-        super().__init__(run, image)
+        self.run.on_close("remove the standbys", lambda: shutil.rmtree(self.place, ignore_errors=True))
+        self.run.on_close("end the standbys", self.end_standbys)
 
     def backup_toml(self) -> str:
         return f'[store.standbys]\ndir = "{self.place}"\nprimary_user = "postgres"\nkeep_copies = 1\n'
