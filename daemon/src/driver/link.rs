@@ -2,7 +2,6 @@
 
 use crate::clock;
 use bytes::{Buf, BytesMut};
-use rustls_pki_types::ServerName;
 use std::io;
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
@@ -12,13 +11,13 @@ use tidelock_daemon_core::link::member::{Member, MemberError};
 use tidelock_daemon_core::link::port::ToLink;
 use tidelock_daemon_core::link::{LinkState, NOTSENT_LOWAT_BYTES};
 use tidelock_protocol::ids::{Channel, MonoNanos};
-use tidelock_tls::Files;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
-use tokio_rustls::TlsConnector;
+
+pub use tidelock_dial::Security;
+pub(crate) use tidelock_dial::Stream;
 
 /// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -27,21 +26,6 @@ const BATCH: usize = 256;
 
 /// Messages of the owner loops, with the member's channel.
 pub type Inbox = UnboundedReceiver<(Channel, ToLink)>;
-
-/// The security of the link.
-#[derive(Clone, Debug)]
-pub enum Security {
-    /// TLS 1.3 with certificates on both sides.
-    Tls {
-        /// This host's authority, certificate and key; read anew for each connection, so renewed
-        /// certificates need no restart.
-        files: Files,
-        /// The name in the backup's certificate.
-        server_name: ServerName<'static>,
-    },
-    /// For a test link.
-    Plaintext,
-}
 
 /// The backup's address, and the security of the link to it.
 #[derive(Clone, Debug)]
@@ -54,12 +38,8 @@ pub struct Endpoint {
     pub hello: Hello,
 }
 
-/// A connection, with or without TLS.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
-
 /// An attempt to connect.
-type Attempt<'a> = Pin<Box<dyn Future<Output = Result<Box<dyn Stream>, ConnectionError>> + 'a>>;
+type Attempt<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + 'a>>;
 
 /// The connection as far as the operating system has it.
 #[derive(Default)]
@@ -204,32 +184,14 @@ impl Timer {
 }
 
 /// Connects to the backup.
-pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Box<dyn Stream>, ConnectionError> {
-    let tcp = TcpStream::connect(&endpoint.address).await?;
-    tcp.set_nodelay(true)?;
-    socket2::SockRef::from(&tcp).set_tcp_notsent_lowat(NOTSENT_LOWAT_BYTES)?;
-    let (files, server_name) = match &endpoint.security {
-        Security::Plaintext => return Ok(Box::new(tcp)),
-        Security::Tls { files, server_name } => (files, server_name),
-    };
-    let config = files
-        .load()
-        .and_then(|credentials| credentials.host_config(SystemTime::now()))
-        .map_err(io::Error::other)?;
-    let tls = TlsConnector::from(config)
-        .connect(server_name.clone(), tcp)
-        .await
-        .map_err(|error| explained(error.into(), &endpoint.address))?;
-    Ok(Box::new(tls))
+pub(crate) async fn connect(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
+    tidelock_dial::connect(&endpoint.address, &endpoint.security, NOTSENT_LOWAT_BYTES).await
 }
 
 /// A failed handshake in words that say what to do.
 fn explained(error: ConnectionError, address: &str) -> ConnectionError {
-    match &error {
-        ConnectionError::Io(io) => match tidelock_tls::explain(io, address) {
-            Some(text) => io::Error::new(io.kind(), text).into(),
-            None => error,
-        },
+    match error {
+        ConnectionError::Io(io) => tidelock_dial::explained(io, address).into(),
         _ => error,
     }
 }

@@ -228,7 +228,7 @@ impl Driver {
         match action {
             StoreAction::Link => {
                 let endpoint = self.endpoint.clone();
-                let open = async move { link::connect(&endpoint).await.map_err(io::Error::other) };
+                let open = async move { link::connect(&endpoint).await };
                 self.open(Place::Link, open);
             }
             StoreAction::Unlink => self.give_up(Place::Link),
