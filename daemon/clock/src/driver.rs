@@ -5,9 +5,11 @@
 //! | [`clocks`] | readings of this host's clocks |
 //! | [`ptp4l`] | linuxptp, over its Unix datagram socket |
 //! | [`chronyd`] | chrony, over UDP on this host |
+//! | [`follow`] | a thread that asks one of them, and a verdict at any time |
 
 pub mod chronyd;
 pub mod clocks;
+pub mod follow;
 pub mod ptp4l;
 
 use crate::chrony::ChronyError;
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 
 pub use chronyd::Chronyd;
 pub use clocks::read_clocks;
+pub use follow::FollowedClock;
 pub use ptp4l::Ptp4l;
 
 /// Someone who measures the clock.

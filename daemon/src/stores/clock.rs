@@ -1,25 +1,18 @@
-//! The guard of this host's clock, followed by a thread of its own: what it is asked may block.
+//! The verdict on this host's clock, by the source of the configuration.
 
 use crate::config::ClockSource;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
-use tidelock_clock::driver::{Chronyd, Ptp4l, look, read_clocks};
-use tidelock_clock::{ClockGuard, Limits, Verdict, Why};
+use tidelock_clock::driver::{Chronyd, FollowedClock, Ptp4l, Source, SourceError};
+use tidelock_clock::{Verdict, Why};
 use tokio::sync::watch;
-
-/// Time between two questions to the source.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Time for an answer.
-const ANSWER_MAX: Duration = Duration::from_millis(200);
 
 /// The verdict on this host's clock.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
     /// Judged by a guard. Each store has its own bound for ε.
-    Guarded(Arc<Mutex<ClockGuard>>),
+    Guarded(FollowedClock),
     /// Taken from the operator's word.
     Assumed { epsilon_ns: u64 },
     /// No source is configured.
@@ -51,44 +44,22 @@ impl Clock {
 
     pub(super) fn verdict(&self) -> Verdict {
         match self {
-            Self::Guarded(guard) => {
-                guard.lock().unwrap_or_else(PoisonError::into_inner).verdict(read_clocks())
-            }
+            Self::Guarded(clock) => clock.verdict(),
             Self::Assumed { epsilon_ns } => Verdict::Believed { epsilon_ns: *epsilon_ns },
             Self::Unknown => Verdict::NotBelieved { why: Why::NoMaster },
         }
     }
 }
 
-fn follow<S: tidelock_clock::driver::Source + Send + 'static>(
-    mut source: S,
+fn follow<S: Source + Send + 'static>(
+    source: S,
     error_max_ns: u64,
     stopping: watch::Receiver<bool>,
 ) -> io::Result<(Clock, Option<JoinHandle<()>>)> {
-    // The bound is also the step of a master that the guard may overlook.
-    let guard = Arc::new(Mutex::new(ClockGuard::new(Limits::new(error_max_ns))));
-    let clock = Clock::Guarded(Arc::clone(&guard));
-    let run = move || {
-        let mut told = None;
-        while !*stopping.borrow() {
-            let asked = {
-                // The answer takes up to 200 ms: nobody waits for the guard meanwhile.
-                let mut copy = guard.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let asked = look(&mut copy, &mut source, ANSWER_MAX);
-                *guard.lock().unwrap_or_else(PoisonError::into_inner) = copy;
-                asked
-            };
-            let error = asked.err().map(|error| error.to_string());
-            if error != told {
-                match &error {
-                    Some(error) => tracing::error!(error, "the clock is not followed"),
-                    None => tracing::info!("the clock is followed"),
-                }
-                told = error;
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+    let told = |error: Option<&SourceError>| match error {
+        Some(error) => tracing::error!(%error, "the clock is not followed"),
+        None => tracing::info!("the clock is followed"),
     };
-    let thread = std::thread::Builder::new().name("clock".to_owned()).spawn(run)?;
-    Ok((clock, Some(thread)))
+    let (clock, thread) = FollowedClock::start(source, error_max_ns, move || *stopping.borrow(), told)?;
+    Ok((Clock::Guarded(clock), Some(thread)))
 }
