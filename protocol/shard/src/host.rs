@@ -151,6 +151,12 @@ impl HostEnd {
         &mut self.out
     }
 
+    /// Both at once: the buffer that bytes are read into, and bytes for the network.
+    pub fn buffers(&mut self) -> (&mut BytesMut, &mut BytesMut) {
+        self.input();
+        (&mut self.input, &mut self.out)
+    }
+
     /// True if agents may send: the backup has taken the hello, and the network takes bytes.
     #[must_use]
     pub fn has_room(&self) -> bool {
