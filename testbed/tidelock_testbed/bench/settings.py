@@ -57,6 +57,9 @@ class Settings:
     switches: int = 7
     switch_load_s: float = 2.0
     """What is written before a switch, so that there is something to drain."""
+    shard_counts: tuple[int, ...] = (1, 2, 8, 32, 128, 512)
+    shard_rounds: int = 3
+    shard_load_s: float = 3.0
 
     @staticmethod
     def of(quick: bool) -> Settings:
@@ -94,4 +97,7 @@ class Settings:
             outage_s=20.0,
             switches=2,
             switch_load_s=0.5,
+            shard_counts=(1, 8, 128),
+            shard_rounds=1,
+            shard_load_s=1.5,
         )
