@@ -1,5 +1,5 @@
-"""A tiny sharded key-value store whose shards are shipped (`daemon/library/examples/kv`), and the watermarks that a backup
-server tells of it (`examples/watermarks`)."""
+"""A tiny sharded key-value store whose shards are shipped (`daemon/library/examples/kv`), and the watermarks that a
+backup server tells of it (`examples/watermarks`)."""
 
 from __future__ import annotations
 

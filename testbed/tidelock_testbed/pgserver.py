@@ -37,7 +37,7 @@ class PgServer:
     """A server that is stopped and started at will. `settings` are of its configuration.
 
     Given a network namespace, it also listens there, on 127.0.0.1 at `port`. Given a server to copy, it begins as a
-    base backup of that one, and as a standby.
+    base backup of that one, and as a standby. Its data are in the run's directory, or at `place`.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class PgServer:
         netns: Netns | None = None,
         port: int = 5432,
         copy_of: PgServer | None = None,
+        place: Path | None = None,
         **settings: object,
     ):
         self.run, self.name, self.settings = run, name, settings
         self.netns, self.port = netns, port
-        self.directory = run.directory / name
+        self.directory = (place or run.directory) / name
         self.root = run.directory / f"{name}-root"
         for directory in (self.directory, self.root):
             directory.mkdir()

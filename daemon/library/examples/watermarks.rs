@@ -1,6 +1,6 @@
 //! Watermarks of a store, as a backup server tells them: `watermarks BACKUP HOST STORE SHARDS [CA CERTIFICATE KEY NAME]` connects as
 //! a host that leads no shard, and writes a line for each: wall clock in nanoseconds when it was heard, and the watermark. SHARDS
-//! is a number, for s0, s1 and so on, or the names with commas. Ends with the connection.
+//! is a number, for s0, s1 and so on, or the names with commas. Connects again when the connection has ended.
 #![allow(missing_docs)]
 
 use std::env;
@@ -8,15 +8,17 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tidelock_dial::Security;
+use tidelock_dial::{Security, Stream};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_shard::host::{Heard, HostEnd};
 use tidelock_tls::{Files, server_name};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Lines are kept for so long while nothing comes.
 const QUIET: Duration = Duration::from_millis(50);
+/// The pause before it connects again.
+const RETRY: Duration = Duration::from_millis(5);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -35,10 +37,23 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         _ => Security::Plaintext,
     };
-    let mut stream = tidelock_dial::connect(address, &security, 1 << 18).await?;
     let begun = Instant::now();
     let now = || MonoNanos(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    let mut link = HostEnd::new(host, "watermarks", store, &shards, now());
+    let link = || HostEnd::new(host, "watermarks", store, &shards, now());
+    loop {
+        match tidelock_dial::connect(address, &security, 1 << 18).await {
+            Ok(stream) => hear(stream, link(), now).await.unwrap_or_else(|error| eprintln!("{error}")),
+            Err(error) => eprintln!("{error}"),
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn hear(
+    mut stream: Box<dyn Stream>,
+    mut link: HostEnd,
+    now: impl Fn() -> MonoNanos,
+) -> Result<(), Box<dyn Error>> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
         link.tick(now())?;
@@ -51,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             continue;
         };
         if read? == 0 {
-            return Ok(());
+            return Err("the backup server has closed the connection".into());
         }
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let mut heard = Vec::new();

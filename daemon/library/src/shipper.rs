@@ -18,8 +18,10 @@ use tidelock_shard::{Entry, IdleShard, LogIndex, LogPoint, Psa, Step, Terms, sta
 
 /// Content of one message to the backup, about.
 const MESSAGE_MAX_BYTES: usize = 1 << 20;
-/// Time before the next attempt to reach the backup.
-const LINK_RETRY_MS: u64 = 500;
+/// Time before the first attempt to reach the backup again: a server that was started anew is there soon. It doubles with each failure.
+const LINK_RETRY_FIRST_MS: u64 = 50;
+/// The longest time between two attempts.
+const LINK_RETRY_MAX_MS: u64 = 800;
 const NO_TUNNELS: &str = "the link carries no tunnels of this store";
 
 /// The store, as this host knows it.
@@ -254,6 +256,8 @@ pub struct Shipper {
     shards: BTreeMap<u16, Shard>,
     link: Option<HostEnd>,
     link_at: Option<MonoNanos>,
+    /// Time before the attempt that follows the next failure.
+    link_retry_ms: u64,
     server: Option<String>,
     link_error: Option<String>,
     watermark: Hlc,
@@ -277,6 +281,7 @@ impl Shipper {
             shards: BTreeMap::new(),
             link: None,
             link_at: Some(now),
+            link_retry_ms: LINK_RETRY_FIRST_MS,
             server: None,
             link_error: None,
             watermark: Hlc::default(),
@@ -406,7 +411,8 @@ impl Shipper {
     /// The backup was not reached, or the connection to it has ended.
     pub fn link_lost(&mut self, why: String, now: MonoNanos) {
         (self.link, self.server, self.link_error) = (None, None, Some(why));
-        self.link_at = Some(now.plus_ms(LINK_RETRY_MS));
+        self.link_at = Some(now.plus_ms(self.link_retry_ms));
+        self.link_retry_ms = (self.link_retry_ms * 2).min(LINK_RETRY_MAX_MS);
         for shard in self.shards.values_mut() {
             shard.psa.reconnected();
             shard.is_known = false;
@@ -449,6 +455,7 @@ impl Shipper {
         match heard {
             Heard::Welcome { server } => {
                 (self.server, self.link_error) = (Some(server), None);
+                self.link_retry_ms = LINK_RETRY_FIRST_MS;
                 self.shards.keys().for_each(|shard| link.ask_origin(*shard));
             }
             Heard::OnRecord { shard: number, origin } => {

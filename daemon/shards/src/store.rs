@@ -97,8 +97,10 @@ pub struct StoreHostStatus {
     pub shards: BTreeMap<String, Status>,
 }
 
-/// Time before the next attempt to reach the backup.
-const LINK_RETRY: Duration = Duration::from_millis(500);
+/// Time before the first attempt to reach the backup again: a server that was started anew is there soon. It doubles with each failure.
+const LINK_RETRY_FIRST: Duration = Duration::from_millis(50);
+/// The longest time between two attempts.
+const LINK_RETRY_MAX: Duration = Duration::from_millis(800);
 
 /// A store at this host.
 #[derive(Debug)]
@@ -108,6 +110,8 @@ pub struct StoreHost {
     link: Option<HostEnd>,
     /// While there is no link: the next attempt.
     link_at: Option<Duration>,
+    /// Time before the attempt that follows the next failure.
+    link_retry: Duration,
     server: Option<String>,
     link_error: Option<String>,
     actions: VecDeque<StoreAction>,
@@ -129,6 +133,7 @@ impl StoreHost {
             agents,
             link: None,
             link_at: Some(now.mono),
+            link_retry: LINK_RETRY_FIRST,
             server: None,
             link_error: None,
             actions: VecDeque::new(),
@@ -190,7 +195,8 @@ impl StoreHost {
 
     fn unlinked(&mut self, why: String, now: Now) {
         (self.link, self.server, self.link_error) = (None, None, Some(why));
-        self.link_at = Some(now.mono + LINK_RETRY);
+        self.link_at = Some(now.mono + self.link_retry);
+        self.link_retry = (self.link_retry * 2).min(LINK_RETRY_MAX);
         self.agents.values_mut().for_each(|agent| agent.backup_lost(now));
     }
 
@@ -217,6 +223,7 @@ impl StoreHost {
         match heard {
             Heard::Welcome { server } => {
                 (self.server, self.link_error) = (Some(server), None);
+                self.link_retry = LINK_RETRY_FIRST;
                 let Some(link) = &mut self.link else { return };
                 for shard in self.agents.keys() {
                     link.ask_origin(*shard);
@@ -465,7 +472,7 @@ mod tests {
         assert_eq!(host.status().backup.as_deref(), Some("b"));
         host.link_lost("reset".into(), now(3));
         assert_eq!(host.status().link_error.as_deref(), Some("reset"));
-        let retry = host.deadline().unwrap().max(now(3).mono + LINK_RETRY);
+        let retry = host.deadline().unwrap().max(now(3).mono + LINK_RETRY_FIRST);
         host.tick(CLOCK, Now { mono: retry, ..now(0) });
         assert!(wanted(&mut host).iter().any(|action| matches!(action, StoreAction::Link)));
         welcome(&mut host, 2000);

@@ -11,7 +11,7 @@ use tidelock_daemon_core::link::member::{Member, MemberError};
 use tidelock_daemon_core::link::port::ToLink;
 use tidelock_daemon_core::link::{LinkState, NOTSENT_LOWAT_BYTES};
 use tidelock_protocol::ids::{Channel, MonoNanos};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
