@@ -355,7 +355,8 @@ impl StoreHost {
                         broken = link.send(shard, &message).err().or(broken);
                     }
                     (Action::Stands(reason), link) => {
-                        if let Some(link) = link.filter(|link| link.has_room()) {
+                        // Also while the network is slow: it is said once. Before the welcome it is kept.
+                        if let Some(link) = link.filter(|link| link.is_welcome()) {
                             link.stands(shard, reason.clone());
                         }
                         self.stands.insert(shard, reason);
@@ -390,7 +391,7 @@ impl StoreHost {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use bytes::BytesMut;
+    use bytes::{Buf, BytesMut};
     use tidelock_pgstream::{Login, PasswordMethod};
     use tidelock_protocol::frame::{self, Frame};
     use tidelock_protocol::ids::Channel;
@@ -477,6 +478,21 @@ mod tests {
         assert!(wanted(&mut host).iter().any(|action| matches!(action, StoreAction::Link)));
         welcome(&mut host, 2000);
         assert!(stands(said(&mut host)));
+    }
+
+    #[test]
+    fn the_backup_hears_why_a_shard_stands_also_behind_much_that_waits() {
+        let mut host = host();
+        host.tick(CLOCK, now(0));
+        welcome(&mut host, 1);
+        said(&mut host);
+        let waits = vec![0; 4 << 20];
+        host.link().unwrap().output().extend_from_slice(&waits);
+        host.unreachable(1, Conn::Look, "connection refused", now(2));
+        host.link().unwrap().output().advance(waits.len());
+        let stands =
+            |of: &(u16, StoreMessage)| matches!(of, (1, StoreMessage::Stands { reason: Some(_) }));
+        assert!(said(&mut host).iter().any(stands));
     }
 
     #[test]

@@ -157,6 +157,12 @@ impl HostEnd {
         (&mut self.input, &mut self.out)
     }
 
+    /// True once the backup has taken the hello.
+    #[must_use]
+    pub fn is_welcome(&self) -> bool {
+        self.is_welcome
+    }
+
     /// True if agents may send: the backup has taken the hello, and the network takes bytes.
     #[must_use]
     pub fn has_room(&self) -> bool {
