@@ -46,7 +46,7 @@ earlier: ## an earlier release against this one; FROM=commit (the newest tag v*)
 bench: ## measure speed against others side by side, into docs/bench/; QUICK=1, ONLY=a,c
 	@scripts/setup
 	@. .cache/env && cargo build --release -q -p tidelock-daemon -p tidelock-netfilter -p tidelock-replica \
-	    -p tidelock-backup-server --examples
+	    -p tidelock-backup-server -p tidelock-shard-library --examples
 	@$(PY) -m tidelock_testbed.bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 fuzz: ## feed hostile bytes to the decoders for longer; SECONDS_EACH=n (60)

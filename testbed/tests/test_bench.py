@@ -18,6 +18,8 @@ from tidelock_testbed.bench.nbd import PLACES, compare, is_compared
 from tidelock_testbed.bench.postgres import Turn, read_log
 from tidelock_testbed.bench.servers import NBDKIT, NBDKIT_NO_CACHE, OURS, QEMU_NATIVE, QEMU_URING
 from tidelock_testbed.bench.settings import Settings
+from tidelock_testbed.bench.shards_back import back_after
+from tidelock_testbed.bench.shardsites import lags_ms
 from tidelock_testbed.bench.spread import Half, Spread, percentile, ratio
 from tidelock_testbed.bench.targets import verdicts
 from tidelock_testbed.bench.timeline import PHASES, Segment, phases, read_pcap
@@ -568,3 +570,72 @@ def test_memory_in_an_outage_does_not_grow_after_half_of_it(tmp_path, end_mib, r
     report.write(tmp_path)
     row = f"| goes on | 3600 | `degraded` | 7,031 | `tidelockd` | 20 | 60 | {end_mib:g} | 60 |"
     assert row in (tmp_path / "README.md").read_text()
+
+
+def stamp(ms: float) -> int:
+    """Of milliseconds since the epoch."""
+    return int(ms) << 16 | int(ms % 1 * 65536)
+
+
+def test_an_entry_lags_until_the_first_watermark_that_covers_it():
+    def ns(ms: float) -> int:
+        return int(ms * 1e6)
+
+    # A watermark that comes again, or goes back, says nothing new.
+    marks = [(ns(113), stamp(100)), (ns(114), stamp(101)), (ns(115), stamp(100.5)), (ns(120), stamp(102))]
+    entries = [(ns(100), stamp(99.5)), (ns(101), stamp(101)), (ns(102), stamp(101.5)), (ns(103), stamp(102.5))]
+    assert lags_ms(entries, marks) == [13, 13, 18], "the last one is not covered"
+
+
+def test_a_store_is_back_with_a_young_watermark_of_later_than_the_kill():
+    def heard(at_ms: float, age_ms: float) -> tuple[int, int]:
+        return int(at_ms * 1e6), stamp(at_ms - age_ms)
+
+    before = [heard(at, 13) for at in range(1000, 2000, 10)]
+    under_way = [heard(2005, 13)]
+    behind = [heard(2500, 500), heard(2510, 400)]
+    found = back_after([*before, *under_way, *behind, heard(2550, 17)], 2000 * 10**6, 2010 * 10**6)
+    assert (found["back_s"], found["steady_ms"], found["worst_ms"]) == (0.54, 13, 500)
+    with pytest.raises(RuntimeError, match="steady"):
+        back_after([*before, *under_way, *behind], 2000 * 10**6, 2010 * 10**6)
+
+
+def store_results(lag_ms: float, back_s: float) -> dict:
+    """Part (r), with this lag of many shards, and this time after a kill."""
+
+    def spread(middle: float) -> dict:
+        return Spread.of([middle]).json()
+
+    turn = {"p50_ms": lag_ms, "commit_ms": 0.1, "worst_ms": 300.0}
+    killed = {"turns": [turn], "back_s": spread(back_s)}
+    rows = [
+        {"shards": count, "how": "together", "every_us": 10_000, "turns": [turn], "p99_ms": spread(9)}
+        for count in (1, 512)
+    ]
+    return {
+        "rtt_ms": 25,
+        "synthetic": [{**row, "mean_ms": spread(lag_ms if row["shards"] > 1 else 0.1)} for row in rows],
+        "comebacks": {"leader and PSA": {"turns": [turn], "back_s": spread(0.1)}},
+        "readiness": {"shards": 8, "ready_ms": spread(5)},
+        "postgres": {
+            "shards": 4,
+            "rates": [{"per_s": rate, "turns": [turn], "mean_ms": spread(400 / rate)} for rate in (100, 200)],
+            "commits": {"clients": 8, "without": spread(100), "with": spread(97), "ratio": spread(0.97)},
+            "daemon_killed": killed,
+        },
+        "promotion": {"shards": 4, "answered_ms": spread(200), "ready_ms": spread(3), "promoted_ms": spread(40)},
+        "snapshots": {"every_s": 0.5, "mean_ms": 280.0},
+    }
+
+
+def test_shard_logs_have_targets_of_which_the_worst_figure_counts(tmp_path):
+    def reached(lag_ms: float, back_s: float) -> list[bool | None]:
+        return [verdict.reached for verdict in verdicts({"r": store_results(lag_ms, back_s)})]
+
+    assert reached(0.5, 0.5) == [True, True, True, True, True, None, None]
+    assert reached(0.51, 0.51) == [False, True, True, False, True, None, None]
+    report.save(tmp_path, "r", {"processors": 2}, 0.0, store_results(0.5, 0.5))
+    report.write(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "| 512 | together | 0.50 (0.50 to 0.50) | 0.50 | 9.00 |" in page
+    assert "| `tidelockd` | 0.50 (0.50 to 0.50) | 300 |" in page

@@ -42,7 +42,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let link = || HostEnd::new(host, "watermarks", store, &shards, now());
     loop {
         match tidelock_dial::connect(address, &security, 1 << 18).await {
-            Ok(stream) => hear(stream, link(), now).await.unwrap_or_else(|error| eprintln!("{error}")),
+            Ok(stream) => {
+                hear(stream, link(), now).await.unwrap_or_else(|error| eprintln!("{error}"))
+            }
             Err(error) => eprintln!("{error}"),
         }
         sleep(RETRY).await;

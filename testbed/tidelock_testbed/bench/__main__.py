@@ -22,6 +22,7 @@ from . import (
     replication,
     reply,
     report,
+    shards,
     switchover,
     tagging,
     tiers,
@@ -50,7 +51,12 @@ MEASURES = {
     "o": comeback.measure,
     "p": outage.measure,
     "q": switchover.measure,
+    "r": shards.measure,
 }
+
+
+OF_GROUPS = ("unreplicated", "gate-bench", "tagging-bench", "release-bench", "history-bench")
+"""Programs of the parts that measure groups."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -71,7 +77,7 @@ def main(words: list[str] | None = None) -> int:
     unknown = [part for part in parts if part not in MEASURES]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}: choose from {', '.join(MEASURES)}")
-    for example in ("unreplicated", "gate-bench", "tagging-bench", "release-bench", "history-bench"):
+    for example in (*OF_GROUPS, "kv", "watermarks"):
         if not (EXAMPLES / example).exists():
             parser.error(f"{EXAMPLES / example} is not built: run `make bench`, which builds it")
     handle_signals()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..svg import Series, line_chart
-from . import figures, packets, past, ways_back, words
+from . import figures, packets, past, storelogs, ways_back, words
 from .charts import bar_chart
 from .commits import MODES
 from .page import chart, profile
@@ -30,6 +30,7 @@ PARTS = {
     "o": "comeback",
     "p": "outage",
     "q": "switchover",
+    "r": "shards",
 }
 """Each part's name in file names."""
 
@@ -82,6 +83,7 @@ def write(directory: Path) -> None:
         "o": ways_back.write_comeback,
         "p": ways_back.write_outage,
         "q": ways_back.write_switchover,
+        "r": storelogs.write,
     }
     page = [
         *words.PAGE.splitlines(),

@@ -37,8 +37,9 @@ SERVER = {
     "autovacuum": "off",
 }
 SCRIPT = "BEGIN;\nINSERT INTO entries (n) VALUES (:client_id);\nCOMMIT;\n"
-PACED_PER_S = 200
+RATES_PER_S = (200, 2000)
 """Commits of each shard where the lag is measured: a machine that is full says nothing of it."""
+PACED_PER_S = RATES_PER_S[0]
 POLL_S = 0.5
 """Snapshots of the comparison."""
 
@@ -173,26 +174,31 @@ def measure_lag(settings: Settings) -> dict:
     with pg_sites("bench-shards-pg") as pg:
         pg.ship()
         watch, rtt_ms = pg.watch(), pg.of.rtt_ms()
-        turns = []
-        for _ in range(settings.shard_rounds):
-            since_ns, seconds = time.time_ns(), settings.shard_load_s + SETTLE_S + 1
-            _, commit_ms = finish(pg.bench(int(seconds) + 1, PACED_PER_S), seconds)
-            time.sleep(0.3)
-            entries = sorted(entry for server in pg.servers for entry in stamps(server, since_ns))
-            lags = [lag - commit_ms for lag in lags_ms(settled(entries), watch.read())]
-            turns.append({"commit_ms": round(commit_ms, 3), **summary(lags, rtt_ms)})
-            say(f"(r) PostgreSQL: {turns[-1]['mean_ms']:.2f} ms over half of {rtt_ms:.1f} ms and a commit")
+        rates = [_lag(pg, watch, settings, rate, rtt_ms) for rate in RATES_PER_S]
         commits = _commits(pg, settings)
         kills = [_daemon_killed(pg, watch) for _ in range(settings.shard_rounds)]
     return {
         "shards": SHARDS,
-        "per_s": PACED_PER_S,
         "rtt_ms": round(rtt_ms, 3),
-        "turns": turns,
-        "mean_ms": Spread.of([turn["mean_ms"] for turn in turns]).json(),
+        "rates": rates,
         "commits": commits,
         "daemon_killed": {"turns": kills, "back_s": Spread.of([kill["back_s"] for kill in kills]).json()},
     }
+
+
+def _lag(pg: PgShards, watch: Watermarks, settings: Settings, rate: int, rtt_ms: float) -> dict:
+    """At one rate."""
+    turns = []
+    for _ in range(settings.shard_rounds):
+        since_ns, seconds = time.time_ns(), settings.shard_load_s + SETTLE_S + 1
+        _, commit_ms = finish(pg.bench(int(seconds) + 1, rate), seconds)
+        time.sleep(0.3)
+        entries = sorted(entry for server in pg.servers for entry in stamps(server, since_ns))
+        lags = [lag - commit_ms for lag in lags_ms(settled(entries), watch.read())]
+        turns.append({"commit_ms": round(commit_ms, 3), **summary(lags, rtt_ms)})
+    mean_ms = Spread.of([turn["mean_ms"] for turn in turns])
+    say(f"(r) PostgreSQL, {rate}/s each: {mean_ms.median:.2f} ms over half of {rtt_ms:.1f} ms and a commit")
+    return {"per_s": rate, "turns": turns, "mean_ms": mean_ms.json()}
 
 
 def _commits(pg: PgShards, settings: Settings) -> dict:

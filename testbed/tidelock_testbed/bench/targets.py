@@ -27,6 +27,12 @@ FIRST_READ_MORE_MS = 1
 REPLY_OVER_RTT_MS = 2
 TAGS_ADD_US = 5
 """What tags may add to a round trip between two members."""
+SHARD_LAG_MS = 0.5
+"""Over half a round trip, of synthetic shards."""
+POSTGRES_LAG_MS = 2
+SHIPPED_RATIO = 0.97
+BACK_S = 0.5
+READY_MS = 5
 JOINT_OVER_RTT_MS = 5
 """What joint pipelining may add to one round trip, however many tiers are protected."""
 
@@ -53,7 +59,7 @@ def verdicts(results: dict[str, dict]) -> list[Verdict]:
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     makers |= {"f": _work, "g": _tiers, "h": _reads}
     makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply, "m": _activity, "n": _history}
-    makers |= {"o": _comeback, "p": _outage, "q": _switchover}
+    makers |= {"o": _comeback, "p": _outage, "q": _switchover, "r": _shards}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -471,4 +477,55 @@ def _switchover(result: dict) -> list[Verdict]:
             command("q"),
         )
         for load in dict.fromkeys(row["load"] for row in result["rows"])
+    ]
+
+
+def _shards(result: dict) -> list[Verdict]:
+    """Shard logs: the lag of each load, what shipping costs, and how soon everything is back."""
+
+    def verdict(target: str, measured: str, reached: bool | None) -> Verdict:
+        return Verdict("r", target, measured, reached, command("r"))
+
+    rows = [row for row in result["synthetic"] if row["how"] == "together"]
+    postgres, back = result["postgres"], {**result["comebacks"], "tidelockd": result["postgres"]["daemon_killed"]}
+    fastest = max(postgres["rates"], key=lambda rate: rate["per_s"])
+    promotion, snapshots = result["promotion"], result["snapshots"]
+    return [
+        verdict(
+            f"mean lag of synthetic shards over half of {result['rtt_ms']} ms: {SHARD_LAG_MS} ms, however many",
+            ", ".join(f"{row['shards']}: {row['mean_ms']['median']:.2f} ms" for row in rows),
+            max(row["mean_ms"]["median"] for row in rows) <= SHARD_LAG_MS,
+        ),
+        verdict(
+            f"mean lag of {postgres['shards']} PostgreSQL shards over that and a commit: {POSTGRES_LAG_MS} ms or less",
+            ", ".join(
+                f"{rate['per_s']} commits/s each: {rate['mean_ms']['median']:.2f} ms" for rate in postgres["rates"]
+            ),
+            fastest["mean_ms"]["median"] <= POSTGRES_LAG_MS,
+        ),
+        verdict(
+            f"commits with shipping, of those without: ×{SHIPPED_RATIO} or more",
+            _spread(postgres["commits"]["ratio"]),
+            postgres["commits"]["ratio"]["median"] >= SHIPPED_RATIO,
+        ),
+        verdict(
+            f"lag steady again after a kill, from the start of the next process on: {BACK_S} s or less",
+            ", ".join(f"{what}: {found['back_s']['median']:.2f} s" for what, found in back.items()),
+            max(found["back_s"]["median"] for found in back.values()) <= BACK_S,
+        ),
+        verdict(
+            f"a recovery, from the order to the final apply-to of all shards: {READY_MS} ms or less",
+            f"{result['readiness']['ready_ms']['median']:.1f} ms",
+            result["readiness"]["ready_ms"]["median"] <= READY_MS,
+        ),
+        verdict(
+            "PostgreSQL: from the order of a recovery until all standbys are promoted and take writes",
+            f"{promotion['answered_ms']['median']:.0f} ms",
+            None,
+        ),
+        verdict(
+            f"changes fetched from logical slots every {snapshots['every_s']} s instead: lag beyond a commit",
+            f"{snapshots['mean_ms']:.0f} ms",
+            None,
+        ),
     ]
