@@ -20,6 +20,8 @@ use tidelock_shard::{Entry, IdleShard, LogIndex, LogPoint, Psa, Step, Terms, sta
 const MESSAGE_MAX_BYTES: usize = 1 << 20;
 /// Time before the first attempt to reach the backup again: a server that was started anew is there soon. It doubles with each failure.
 const LINK_RETRY_FIRST_MS: u64 = 50;
+/// Agents that wait for an answer are looked at so often: each turn of the driver would look at all shards.
+const LOOK_EVERY_MS: u64 = 100;
 /// The longest time between two attempts.
 const LINK_RETRY_MAX_MS: u64 = 800;
 const NO_TUNNELS: &str = "the link carries no tunnels of this store";
@@ -269,6 +271,10 @@ pub struct Shipper {
     behind: Option<(Hlc, MonoNanos)>,
     /// The last such stamp.
     passed: Hlc,
+    /// The next look at agents that wait for an answer.
+    look_at: MonoNanos,
+    /// The next look at idle shards.
+    idle_at: Option<MonoNanos>,
 }
 
 impl Shipper {
@@ -289,6 +295,8 @@ impl Shipper {
             updated: Hlc::default(),
             behind: None,
             passed: Hlc::default(),
+            look_at: now,
+            idle_at: None,
         }
     }
 
@@ -341,7 +349,8 @@ impl Shipper {
         {
             self.link_lost(error.to_string(), now);
         }
-        if let Some(link) = &mut self.link {
+        if let Some(link) = self.link.as_mut().filter(|_| self.look_at <= now) {
+            self.look_at = now.plus_ms(LOOK_EVERY_MS);
             for (number, shard) in &mut self.shards {
                 if shard.psa.deadline().is_some_and(|at| at <= now) {
                     shard.pump(*number, link, &mut self.updated, now);
@@ -365,14 +374,23 @@ impl Shipper {
             Some((stamp, due)) if due <= now => {
                 (self.passed, self.behind) = (stamp, None);
                 self.shards.values_mut().for_each(|shard| shard.idle.heard(stamp));
+                self.idle_at = Some(now);
             }
             None | Some(_) => {}
         }
-        for shard in self.shards.values_mut() {
-            if shard.is_known && shard.fault.is_none() && shard.idle.poll(now) {
+        if self.idle_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let shards = self.shards.values_mut();
+        let ready = |shard: &&mut Shard| shard.is_known && shard.fault.is_none();
+        let mut next = None;
+        for shard in shards.filter(ready) {
+            if shard.idle.poll(now) {
                 shard.log.nop();
             }
+            next = [next, shard.idle.deadline()].into_iter().flatten().min();
         }
+        self.idle_at = next;
     }
 
     /// The backup tells of an update of another host, half a round trip after it was there. Then others write now, most likely, and
@@ -383,17 +401,16 @@ impl Shipper {
         let recent = stamp_at(wall_ns.saturating_sub(self.pace.nop_after_ns));
         let passed = if is_elsewhere { updated.max(recent) } else { updated };
         self.shards.values_mut().for_each(|shard| shard.idle.heard(passed));
+        self.idle_at = Some(MonoNanos(0));
     }
 
     /// The time of the next [`Shipper::tick`] if nothing else happens.
     #[must_use]
     pub fn deadline(&self) -> Option<MonoNanos> {
         let Some(link) = &self.link else { return self.link_at };
-        let shards = self.shards.values().filter(|shard| shard.is_known);
-        let shards =
-            shards.flat_map(|shard| [shard.psa.deadline(), shard.idle.deadline()]).flatten();
         let behind = self.behind.map(|(_, due)| due);
-        shards.chain(behind).chain([link.deadline()]).min()
+        let look_at = (!self.shards.is_empty()).then_some(self.look_at);
+        [behind, look_at, self.idle_at, Some(link.deadline())].into_iter().flatten().min()
     }
 
     /// True if a connection to the backup is to be made: then [`Shipper::linked`] or [`Shipper::link_lost`].
@@ -468,7 +485,7 @@ impl Shipper {
                     return Ok(());
                 }
                 link.origin(number, own);
-                shard.is_known = true;
+                (shard.is_known, self.idle_at) = (true, Some(now));
                 shard.pump(number, link, &mut self.updated, now);
             }
             Heard::Reply { shard: number, reply } => {

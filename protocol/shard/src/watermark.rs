@@ -58,6 +58,11 @@ struct Slot {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WatermarkService {
     shards: Vec<Slot>,
+    /// Shards that have not reported.
+    unknown: usize,
+    /// The least stamp of all, and how many shards have it: a batch has reports of hundreds of shards, and each must not look
+    /// at all of them.
+    least: (Hlc, usize),
     doubts: Doubts,
     /// A disaster was declared, or an earlier instance had heard of one.
     is_recovery: bool,
@@ -73,7 +78,9 @@ impl WatermarkService {
     /// The same of a store whose clocks were in doubt.
     #[must_use]
     pub fn with_doubts(shards: u16, doubts: Doubts) -> Self {
-        Self { shards: vec![Slot::default(); shards.into()], doubts, is_recovery: false }
+        let slots = vec![Slot::default(); shards.into()];
+        let (unknown, least) = (slots.len(), (Hlc::default(), slots.len()));
+        Self { shards: slots, unknown, least, doubts, is_recovery: false }
     }
 
     /// A shard reports. True: [`WatermarkService::order`] has changed, for all shards.
@@ -84,11 +91,18 @@ impl WatermarkService {
         let before = self.order();
         let shards = self.shards.len();
         let slot = self.shards.get_mut(usize::from(shard)).ok_or(NoShard { shard, shards })?;
-        slot.is_known = true;
+        self.unknown -= usize::from(!std::mem::replace(&mut slot.is_known, true));
         // A replica that does not lead any more may report late.
-        slot.lcommit = slot.lcommit.max(report.lcommit);
+        let was = std::mem::replace(&mut slot.lcommit, slot.lcommit.max(report.lcommit));
+        let has_left = was == self.least.0 && slot.lcommit > was;
         slot.is_closed |= report.is_closed;
         slot.is_recovered |= report.is_recovered;
+        self.least.1 -= usize::from(has_left);
+        if self.least.1 == 0 {
+            let least = self.shards.iter().map(|slot| slot.lcommit).min().unwrap_or_default();
+            let with = self.shards.iter().filter(|slot| slot.lcommit == least).count();
+            self.least = (least, with);
+        }
         // A recovery that has closed a shard must end, also if the service that has begun it is dead.
         self.is_recovery |= report.is_closed;
         Ok(before != self.order())
@@ -134,9 +148,10 @@ impl WatermarkService {
     /// The watermark: entries up to this stamp may be applied.
     #[must_use]
     pub fn watermark(&self) -> Option<Hlc> {
-        let all = self.shards.iter().all(|slot| slot.is_known);
-        (all || tidelock_planted::is(Bug::SilentShardIgnored))
-            .then(|| self.least(|slot| slot.is_known))?
+        if self.unknown == 0 && !self.shards.is_empty() {
+            return Some(self.doubts.before(self.least.0));
+        }
+        tidelock_planted::is(Bug::SilentShardIgnored).then(|| self.least(|slot| slot.is_known))?
     }
 
     /// The shard that holds the watermark back: the first that has not reported, or the one that is furthest behind.
