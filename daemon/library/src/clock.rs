@@ -135,3 +135,64 @@ impl StampClock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+    const EPSILON_NS: u64 = 100_000;
+    const NOW_NS: i64 = 1_800_000_000_000_000_001;
+
+    /// A clock that shows what the first cell says, with the ε of the second; [`u64::MAX`]: not believed.
+    fn clock() -> (StampClock, Arc<(AtomicI64, AtomicU64)>) {
+        let cells = Arc::new((AtomicI64::new(NOW_NS), AtomicU64::new(EPSILON_NS)));
+        let of = Arc::clone(&cells);
+        let verdict = move || match of.1.load(Ordering::SeqCst) {
+            u64::MAX => (of.0.load(Ordering::SeqCst), Verdict::NotBelieved { why: Why::NotLocked }),
+            epsilon_ns => (of.0.load(Ordering::SeqCst), Verdict::Believed { epsilon_ns }),
+        };
+        (StampClock::judged(verdict, EPSILON_NS), cells)
+    }
+
+    #[test]
+    fn stamps_are_no_earlier_than_the_latest_that_the_time_can_be() {
+        let (clock, cells) = clock();
+        for more in 0..100 {
+            cells.0.store(NOW_NS + more, Ordering::SeqCst);
+            let latest_ns = (NOW_NS + more) as u64 + EPSILON_NS;
+            let stamp = clock.begin().unwrap();
+            // A stamp stands for the 15 ns from its time on.
+            assert!(unix_ns_of(stamp) >= latest_ns && unix_ns_of(stamp) < latest_ns + 32);
+        }
+    }
+
+    #[test]
+    fn a_reply_leaves_when_the_stamp_has_passed_for_sure() {
+        let (clock, cells) = clock();
+        let stamp = clock.begin().unwrap();
+        let left = clock.left(stamp).unwrap().unwrap();
+        assert!(left >= Duration::from_nanos(2 * EPSILON_NS), "{left:?}");
+        cells.0.fetch_add(left.as_nanos() as i64 - 1, Ordering::SeqCst);
+        assert_eq!(clock.left(stamp), Ok(Some(Duration::from_nanos(1))));
+        assert_eq!(clock.wait(stamp, Duration::ZERO), Err(NotBelieved::Behind), "it stands still");
+        cells.0.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(clock.wait(stamp, Duration::ZERO), Ok(()));
+    }
+
+    #[test]
+    fn without_a_believed_clock_nothing_is_stamped_and_nothing_is_answered() {
+        let (clock, cells) = clock();
+        let stamp = clock.begin().unwrap();
+        cells.0.fetch_add(1_000_000_000, Ordering::SeqCst);
+        cells.1.store(u64::MAX, Ordering::SeqCst);
+        let refused = NotBelieved::Clock(Why::NotLocked);
+        assert_eq!(clock.begin(), Err(refused));
+        assert_eq!(clock.wait(stamp, Duration::ZERO), Err(refused));
+        cells.1.store(EPSILON_NS + 1, Ordering::SeqCst);
+        let far = NotBelieved::TooFarOff { epsilon_ns: EPSILON_NS + 1, max_ns: EPSILON_NS };
+        assert_eq!(clock.begin(), Err(far));
+        cells.1.store(EPSILON_NS, Ordering::SeqCst);
+        assert_eq!(clock.wait(stamp, Duration::ZERO), Ok(()));
+    }
+}

@@ -89,22 +89,22 @@ impl WatermarkService {
     /// The store has no such shard.
     pub fn reported(&mut self, shard: u16, report: Report) -> Result<bool, NoShard> {
         let before = self.order();
-        let shards = self.shards.len();
-        let slot = self.shards.get_mut(usize::from(shard)).ok_or(NoShard { shard, shards })?;
-        self.unknown -= usize::from(!std::mem::replace(&mut slot.is_known, true));
+        let Self { shards, unknown, least, is_recovery, .. } = self;
+        let no_shard = NoShard { shard, shards: shards.len() };
+        let slot = shards.get_mut(usize::from(shard)).ok_or(no_shard)?;
+        *unknown -= usize::from(!std::mem::replace(&mut slot.is_known, true));
         // A replica that does not lead any more may report late.
-        let was = std::mem::replace(&mut slot.lcommit, slot.lcommit.max(report.lcommit));
-        let has_left = was == self.least.0 && slot.lcommit > was;
+        let was = slot.lcommit;
+        slot.lcommit = was.max(report.lcommit);
+        least.1 -= usize::from(was == least.0 && slot.lcommit > was);
         slot.is_closed |= report.is_closed;
         slot.is_recovered |= report.is_recovered;
-        self.least.1 -= usize::from(has_left);
-        if self.least.1 == 0 {
-            let least = self.shards.iter().map(|slot| slot.lcommit).min().unwrap_or_default();
-            let with = self.shards.iter().filter(|slot| slot.lcommit == least).count();
-            self.least = (least, with);
-        }
         // A recovery that has closed a shard must end, also if the service that has begun it is dead.
-        self.is_recovery |= report.is_closed;
+        *is_recovery |= report.is_closed;
+        if least.1 == 0 {
+            let stamp = shards.iter().map(|slot| slot.lcommit).min().unwrap_or_default();
+            *least = (stamp, shards.iter().filter(|slot| slot.lcommit == stamp).count());
+        }
         Ok(before != self.order())
     }
 
@@ -165,5 +165,32 @@ impl WatermarkService {
     #[must_use]
     pub fn is_recovered(&self) -> bool {
         self.is_recovery && self.shards.iter().all(|slot| slot.is_recovered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_watermark_is_the_least_that_all_have_reported(
+            reports in prop::collection::vec((0u16..4, 0u64..12), 0..80),
+        ) {
+            let mut service = WatermarkService::new(4);
+            let mut known = [None; 4];
+            for (shard, stamp) in reports {
+                let before = service.order();
+                let report =
+                    Report { lcommit: Hlc(stamp), is_closed: false, is_recovered: false };
+                let is_news = service.reported(shard, report).unwrap();
+                let slot = &mut known[usize::from(shard)];
+                *slot = (*slot).max(Some(Hlc(stamp)));
+                let all = known.iter().all(Option::is_some);
+                prop_assert_eq!(service.watermark(), all.then(|| known.iter().flatten().min().copied()).flatten());
+                prop_assert_eq!(is_news, before != service.order());
+            }
+        }
     }
 }
