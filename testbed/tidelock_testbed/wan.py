@@ -64,6 +64,11 @@ class Wan:
         self._cable = kind(run, left, right, interface, seed)
         self._cable.set(params)
 
+    @property
+    def process(self) -> Process | None:
+        """The program that delays the frames, where the kernel does not."""
+        return getattr(self._cable, "process", None)
+
     def set(self, **changes: object) -> None:
         """Changes parameters, named as in `WanParams`; in force on return."""
         self.params = replace(self.params, **changes)

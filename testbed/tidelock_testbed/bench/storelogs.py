@@ -9,7 +9,8 @@ SHARDS = """## (r) Shard logs
 
 Stores whose shards are shipped by their own logs, over {rtt_ms} ms RTT; all data in memory. The lag of an entry begins
 when it is committed at home, and ends when the store's watermark at the backup server has reached its stamp, as one
-more host beside that server is told (`bench/shardsites.py`); half of the round trip that `ping` shows is taken off.
+more host beside that server is told (`bench/shardsites.py`); half of the round trip that `ping` shows is taken off. TCP
+is Reno: BBR paces a batch over milliseconds. The delay line runs before other programs.
 
 *together*: a store (`daemon/library/examples/kv`) appends an entry to each of its shards every {together_ms:g} ms, all
 with one stamp, as one that takes its requests in batches does. *apart*: each shard has an entry every {apart_ms:g} ms
