@@ -100,9 +100,9 @@ def sites(name: str, with_standbys: bool = False) -> Iterator[Sites]:
 def _at_once(wan: Wan) -> None:
     """A delay line that waits for a core delays frames further, by milliseconds where programs compute beside it."""
     line = wan.process
-    for thread in os.listdir(f"/proc/{line.pid}/task") if line else []:
+    for thread in Path(f"/proc/{line.pid}/task").iterdir() if line else []:
         with contextlib.suppress(OSError):  # not allowed everywhere
-            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
+            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
 
 
 def _end_standbys(place: Path) -> None:
