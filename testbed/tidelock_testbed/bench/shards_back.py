@@ -59,7 +59,6 @@ class TwoHosts:
                 of.far(SHARDS),
                 range(nth * half, (nth + 1) * half),
                 of.tls[host],
-                True,
             )
             for nth, host in enumerate(HOSTS)
         ]
