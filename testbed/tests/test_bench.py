@@ -621,6 +621,7 @@ def store_results(lag_ms: float, back_s: float) -> dict:
             "shards": 4,
             "rates": [{"per_s": rate, "turns": [turn], "mean_ms": spread(400 / rate)} for rate in (100, 200)],
             "commits": {"clients": 8, "without": spread(100), "with": spread(97), "ratio": spread(0.97)},
+            "commits_in_memory": {"clients": 8, "without": spread(100), "with": spread(50), "ratio": spread(0.5)},
             "daemon_killed": killed,
         },
         "promotion": {"shards": 4, "answered_ms": spread(200), "ready_ms": spread(3), "promoted_ms": spread(40)},

@@ -12,6 +12,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import mean
 
 from ..hostdaemon import BACKUP_PORT
@@ -21,6 +22,7 @@ from ..paths import BIN
 from ..pgserver import PgServer
 from ..process import Process, wait_until
 from ..progress import say
+from .images import disk_directory
 from .settings import Settings
 from .shards_back import back_after, recover
 from .shardsites import BACKUP, HOSTS, PRIMARY, RTT_MS, SETTLE_S, STORE, Sites, lags_ms, settled, sites, summary
@@ -28,6 +30,7 @@ from .spread import Spread, percentile, ratio
 
 SHARDS = 4
 CLIENTS = 2
+DISK_CLIENTS = 4
 WAIT_S = 120
 SERVER = {
     "max_wal_senders": 8,
@@ -47,13 +50,14 @@ POLL_S = 0.5
 class PgShards:
     """The servers, their pgbench and the host daemon."""
 
-    def __init__(self, of: Sites, listens: str = "127.0.0.1", wal_level: str = "replica"):
+    def __init__(self, of: Sites, listens: str = "127.0.0.1", wal_level: str = "replica", place: Path | None = None):
         self.of = of
+        place = place or of.memory
         image = guest_image()
         settings = {**SERVER, "listen_addresses": listens, "wal_level": wal_level}
         names = [f"s{nth}" for nth in range(SHARDS)]
         self.servers = [
-            PgServer(of.run, image, name, 16, of.primary, 5432 + nth, place=of.memory, **settings)
+            PgServer(of.run, image, name, 16, of.primary, 5432 + nth, place=place, **settings)
             for nth, name in enumerate(names)
         ]
         for server in self.servers:
@@ -175,13 +179,18 @@ def measure_lag(settings: Settings) -> dict:
         pg.ship()
         watch, rtt_ms = pg.watch(), pg.of.rtt_ms()
         rates = [_lag(pg, watch, settings, rate, rtt_ms) for rate in RATES_PER_S]
-        commits = _commits(pg, settings)
+        in_memory = _commits(pg, settings, CLIENTS)
         kills = [_daemon_killed(pg, watch) for _ in range(settings.shard_rounds)]
+    with sites("bench-shards-disk") as of:
+        pg = PgShards(of, place=disk_directory(of.run))
+        pg.ship()
+        commits = _commits(pg, settings, DISK_CLIENTS)
     return {
         "shards": SHARDS,
         "rtt_ms": round(rtt_ms, 3),
         "rates": rates,
         "commits": commits,
+        "commits_in_memory": in_memory,
         "daemon_killed": {"turns": kills, "back_s": Spread.of([kill["back_s"] for kill in kills]).json()},
     }
 
@@ -201,7 +210,7 @@ def _lag(pg: PgShards, watch: Watermarks, settings: Settings, rate: int, rtt_ms:
     return {"per_s": rate, "turns": turns, "mean_ms": mean_ms.json()}
 
 
-def _commits(pg: PgShards, settings: Settings) -> dict:
+def _commits(pg: PgShards, settings: Settings, clients: int) -> dict:
     """Turns without and with the daemon, beside each other."""
     tps: dict[str, list[float]] = {"without": [], "with": []}
     seconds = int(settings.shard_load_s) + 1
@@ -211,7 +220,7 @@ def _commits(pg: PgShards, settings: Settings) -> dict:
                 pg.daemon.stop()
             else:
                 pg.ship()
-            found.append(finish(pg.bench(seconds), seconds)[0])
+            found.append(finish(pg.bench(seconds, clients=clients), seconds)[0])
             if how == "with":
                 pg.wait_shipped()
     for found in tps.values():
@@ -219,7 +228,7 @@ def _commits(pg: PgShards, settings: Settings) -> dict:
     of = ratio(tps["with"], tps["without"])
     say(f"(r) commits with shipping of those without: {of.median:.3f}")
     return {
-        "clients": CLIENTS * SHARDS,
+        "clients": clients * SHARDS,
         **{how: Spread.of(found).json() for how, found in tps.items()},
         "ratio": of.json(),
     }

@@ -21,6 +21,9 @@ POSTGRES = """Four PostgreSQL servers under pgbench, each commit a row, at a giv
 less the mean time of a COMMIT. The watermark waits for the next commit of each of the other servers: at random times,
 {per_s} times a second, that is {wait_ms:.1f} ms in the mean for three of them."""
 
+FULL = """At full speed, turns without `tidelockd` beside turns with it. Both sites and the program that is the WAN share
+this machine's cores, so what is not waiting for a sync is taken from the servers."""
+
 BACK = """A process is killed under load and started again at once: until a watermark of later than that is within 5 ms
 of the usual age. A host of the synthetic store is leader and PSA in one process; the backup server is BSA and watermark
 service. `tidelockd` is the PSA of the PostgreSQL shards, and has to believe its clock again first."""
@@ -50,9 +53,11 @@ def write(_directory: Path, result: dict) -> list[str]:
     for rate in postgres["rates"]:
         commit_ms = f"{_middle(rate, 'commit_ms'):.2f}"
         lines.append(f"| {rate['per_s']:,} | {_spread(rate['mean_ms'], 2)} | {commit_ms} |")
-    commits = postgres["commits"]
-    lines += ["", f"At full speed, {commits['clients']} clients together:", "", "| | commits/s |", "|---|---|"]
-    lines += [f"| {how} shipping | {_spread(commits[how], 0)} |" for how in ("without", "with")]
+    lines += ["", *FULL.splitlines(), "", "| data | clients | without, commits/s | with | with / without |"]
+    lines += ["|---|---|---|---|---|"]
+    for where, commits in (("on disk", postgres["commits"]), ("in memory", postgres["commits_in_memory"])):
+        figures = " | ".join(_spread(commits[how], 0) for how in ("without", "with"))
+        lines.append(f"| {where} | {commits['clients']} | {figures} | ×{_spread(commits['ratio'], 2)} |")
     lines += ["", *BACK.splitlines(), "", "| killed | steady again after, s | greatest age of the watermark, ms |"]
     lines += ["|---|---|---|"]
     for what, found in {**result["comebacks"], "`tidelockd`": postgres["daemon_killed"]}.items():

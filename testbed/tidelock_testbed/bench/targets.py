@@ -505,7 +505,8 @@ def _shards(result: dict) -> list[Verdict]:
         ),
         verdict(
             f"commits with shipping, of those without: ×{SHIPPED_RATIO} or more",
-            _spread(postgres["commits"]["ratio"]),
+            f"{_spread(postgres['commits']['ratio'])}; in memory, where the cores bound both sites,"
+            f" {_spread(postgres['commits_in_memory']['ratio'])}",
             postgres["commits"]["ratio"]["median"] >= SHIPPED_RATIO,
         ),
         verdict(
