@@ -21,8 +21,8 @@ POSTGRES = """Four PostgreSQL servers under pgbench, each commit a row, at a giv
 less the mean time of a COMMIT. The watermark waits for the next commit of each of the other servers: at random times,
 {per_s} times a second, that is {wait_ms:.1f} ms in the mean for three of them."""
 
-FULL = """At full speed, turns without `tidelockd` beside turns with it. Both sites and the program that is the WAN share
-this machine's cores, so what is not waiting for a sync is taken from the servers."""
+FULL = """At full speed, turns without `tidelockd` beside turns with it. Both sites and the WAN's program share this
+machine's cores, so what is not waiting for a sync is taken from the servers."""
 
 BACK = """A process is killed under load and started again at once: until a watermark of later than that is within 5 ms
 of the usual age. A host of the synthetic store is leader and PSA in one process; the backup server is BSA and watermark
