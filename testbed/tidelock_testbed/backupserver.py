@@ -30,8 +30,9 @@ class BackupServer:
         hosts: dict[str, list[str]] | None = None,
         window: str = "",
         name: str = "",
+        sections: list[str] = (),
     ):
-        """A second server of a run needs a name."""
+        """A second server of a run needs a name. `sections` are lines of further sections of its configuration."""
         self.run, self.netns = run, netns
         self.name = f"tidelock-backup-{name}" if name else "tidelock-backup"
         sockets = run.sockets / name
@@ -52,7 +53,7 @@ class BackupServer:
         ]
         for group, names in (hosts or {}).items():  # only a group of several hosts must be named
             lines += ["[[group]]", f'name = "{group}"', f"hosts = {json.dumps(names)}"]
-        self.config.write_text("\n".join(lines) + "\n")
+        self.config.write_text("\n".join([*lines, *sections]) + "\n")
         self.process: Process | None = None
         self.environment = {"NO_COLOR": "1"}
         self.confined = UNPRIVILEGED

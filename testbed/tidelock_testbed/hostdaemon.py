@@ -146,8 +146,11 @@ class HostDaemon:
         tls: TlsFiles,
         host: str = HOST,
         server_name: str | None = None,
+        sections: list[str] = (),
     ):
+        """`sections` are lines of further sections of its configuration."""
         self.run, self.netns, self.host = run, netns, host
+        self._sections = sections
         self.runtime = run.sockets / host
         self.control_socket = self.runtime / "control.sock"
         self._head = [
@@ -169,7 +172,7 @@ class HostDaemon:
 
     def configure(self, groups: list[Group]) -> None:
         """Writes the configuration, for its next start."""
-        lines = [*self._head, *(line for group in groups for line in group.toml())]
+        lines = [*self._head, *(line for group in groups for line in group.toml()), *self._sections]
         self.config.write_text("\n".join(lines) + "\n")
 
     def start(self) -> None:

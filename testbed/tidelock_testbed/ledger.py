@@ -9,8 +9,9 @@ without one: nobody knows then whether the row is there. A page may tell of othe
 
     <CLOCK_MONOTONIC seconds> told <database> <client> <n>
 
-The clock is the machine's, so the times of all
-processes of a run compare.
+Where a client writes into several databases, `sent` and `ok` have the database's number in the same place.
+
+The clock is the machine's, so the times of all processes of a run compare.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Ledger:
     confirmed: dict[Row, float] = field(default_factory=dict)
     told: dict[tuple[int, Row], float] = field(default_factory=dict)
     """Rows that a page told of: the number of the database and the row, and when that was first."""
+    where: dict[Row, int] = field(default_factory=dict)
+    """Number of the database that a row was asked of, if clients write into several."""
     _read_to: int = 0
 
     def follow(self) -> "Ledger":
@@ -47,6 +50,8 @@ class Ledger:
             row = (int(client), int(n))
             if event == b"sent":
                 self.sent[row] = float(at)
+                if database:
+                    self.where[row] = int(database[0])
             elif event == b"ok":
                 self.confirmed[row] = float(at)
             elif event == b"told":
@@ -56,7 +61,8 @@ class Ledger:
     def sent_before(self, end: float) -> "Ledger":
         """The rows that were asked for before this time, and what became of them since."""
         sent = {row: at for row, at in self.sent.items() if at < end}
-        return Ledger(self.path, sent, {row: at for row, at in self.confirmed.items() if row in sent})
+        confirmed = {row: at for row, at in self.confirmed.items() if row in sent}
+        return Ledger(self.path, sent, confirmed, where=self.where)
 
     def confirmed_between(self, begin: float, end: float) -> int:
         """How many confirmations arrived in this time."""

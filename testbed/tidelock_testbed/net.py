@@ -142,6 +142,7 @@ class Net:
         segment: bool = False,
     ):
         self.run = run
+        self._hosts_are_joined = segment and hosts == HOSTS_MAX
         self.primary = Site(run, "primary")
         self.backup = Site(run, "backup")
         self.clients = Netns(run, "clients")
@@ -198,10 +199,14 @@ class Net:
         for number, host in enumerate(self.hosts):
             host.add_bridge(number)
         self.backup.add_bridge(*range(len(self.hosts)))
-        if len(self.hosts) == HOSTS_MAX:
+        if self._hosts_are_joined:
             veth(self.hosts[0].netns, HOST_LAN, self.hosts[1].netns, HOST_LAN)
             for host in self.hosts:
                 host.netns.ip(f"link set {HOST_LAN} master {BRIDGE}")
+
+    def lan_address(self, site: Site) -> str:
+        """Address at which the clients find a site, or a host of the primary one."""
+        return f"10.77.{self._lan[site.name]}.1"
 
     def reversed(self) -> Reversed:
         """The same network for a group that is protected the other way round."""
@@ -210,7 +215,7 @@ class Net:
     def route_clients_to(self, site: Site, guest: GuestNet) -> None:
         """From now on the clients find the guest at this site."""
         number = self._lan[site.name]
-        self.clients.ip(f"route replace {guest.ip4}/32 via 10.77.{number}.1")
+        self.clients.ip(f"route replace {guest.ip4}/32 via {self.lan_address(site)}")
         self.clients.ip(f"-6 route replace {guest.ip6}/128 via fd77:{number}::1")
 
     def cut_off_primary(self) -> None:
@@ -223,7 +228,7 @@ class Net:
         self.wans[host].cut()
         netns = self.hosts[host].netns
         netns.ip("link set lan down")
-        if len(self.hosts) == HOSTS_MAX:
+        if self._hosts_are_joined:
             netns.ip(f"link set {HOST_LAN} down")
 
     def reconnect(self, host: int = 0) -> None:
@@ -233,7 +238,7 @@ class Net:
         site.netns.ip("link set lan up")
         # The kernel forgets an interface's IPv6 addresses when it goes down.
         add_addresses(site.netns, "lan", f"fd77:{self._lan[site.name]}::1/64")
-        if len(self.hosts) == HOSTS_MAX:
+        if self._hosts_are_joined:
             site.netns.ip(f"link set {HOST_LAN} up")
 
 

@@ -6,7 +6,9 @@ socket in a mount namespace of its own, and on the loopback of a network namespa
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 from .bench.postgres import PGBIN, private
 from .image import GuestImage
 from .netns import Netns
-from .process import Process, run_command, wait_until
+from .process import Process, run_command, runs, wait_until
 from .run import Run
 
 UID = 999
@@ -82,6 +84,11 @@ class PgServer:
         """The directory of the log's segments."""
         return self.data / "pg_wal"
 
+    def admit(self, network: str) -> None:
+        """Lets clients of a network in, from its next start on. `listen_addresses` must be among the settings."""
+        with (self.data / "pg_hba.conf").open("a") as access:
+            access.write(f"host all all {network} trust\n")
+
     def start(self) -> None:
         """Starts it, and waits until it takes connections."""
         self._lives += 1
@@ -110,6 +117,30 @@ class PgServer:
         """Stops it: cleanly, or so that it must recover when it is started."""
         self.process.signal(signal.SIGQUIT if immediate else signal.SIGINT)
         self.process.wait(STOP_S)
+
+    def kill_now(self) -> list[int]:
+        """Sends SIGKILL to all of its processes, and does not wait. Returns the numbers of all but the first, which
+        otherwise would outlive that one for a moment."""
+        pid, others = self.process.pid, []
+        with contextlib.suppress(OSError):
+            others = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        self.process.kill_now()
+        for other in others:
+            with contextlib.suppress(OSError):
+                os.kill(other, signal.SIGKILL)
+        return others
+
+    def kill(self) -> None:
+        """Ends it as a power cut would, and waits until nothing of it runs."""
+        others = self.kill_now()
+        self.process.kill()
+        wait_until(f"nothing of {self.name} runs", lambda: not any(map(runs, others)), STOP_S)
+
+    def destroy(self) -> None:
+        """Removes all that a killed server had."""
+        self.holder.kill()
+        for directory in (self.directory, self.root):
+            shutil.rmtree(directory)
 
     def sql(self, text: str) -> str:
         """Runs statements as the superuser, each as a transaction of its own; returns their rows."""

@@ -138,6 +138,14 @@ def kill_at_once(processes: list[Process]) -> None:
         process.kill()
 
 
+def runs(pid: int) -> bool:
+    """True of a process that is more than an entry that waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def has_stopped(pid: int) -> bool:
     """Whether each thread of a process stands still after SIGSTOP, or will before it leaves the kernel (D: its disk may
     hang)."""
