@@ -12,6 +12,7 @@ from tidelock_testbed.netns import Netns
 from tidelock_testbed.paths import BIN
 from tidelock_testbed.pgserver import PgServer
 from tidelock_testbed.process import Process, run_command, wait_until
+from tidelock_testbed.shards import STORE, backup_sections, host_sections, lsn
 
 WAIT_S = 120
 SETTINGS = {"wal_level": "replica", "fsync": "off", "min_wal_size": "2MB", "autovacuum": "off", "max_wal_senders": "8"}
@@ -30,11 +31,11 @@ class Store:
     def __init__(self, run, image):
         self.run, self.netns = run, Netns(run, "store")
         self.shards = [self.server(image, f"s{nth}", 5432 + nth) for nth in range(2)]
-        self.backup = BackupServer(run, self.netns, run.directory, Plaintext())
-        text = self.backup.config.read_text()
-        store = '[[store]]\nname = "orders"\nhosts = ["host-a"]\n' + self.backup_toml()
-        self.backup.config.write_text("plaintext = true\n" + text + store)
-        if "standbys" in store:
+        more = self.backup_toml()
+        sections = [*backup_sections(["host-a"]), more]
+        self.backup = BackupServer(run, self.netns, run.directory, Plaintext(), sections=sections)
+        self.backup.config.write_text("plaintext = true\n" + self.backup.config.read_text())
+        if more:
             self.backup.confined = []
         self.backup.start()
         self.config = run.directory / "host.toml"
@@ -60,20 +61,8 @@ class Store:
             "[backup]",
             f'address = "127.0.0.1:{BACKUP_PORT}"',
             "plaintext = true",
-            "[clock]",
-            'source = "assumed"',
-            'assume_error = "100us"',
-            "[[store]]",
-            'name = "orders"',
-            'shards = ["s0", "s1"]',
+            *host_sections([shard.name for shard in self.shards], self.shards),
         ]
-        for shard in self.shards:
-            lines += [
-                "[[store.shard]]",
-                f'name = "{shard.name}"',
-                f'servers = ["127.0.0.1:{shard.port}"]',
-                'user = "postgres"',
-            ]
         return "\n".join(lines) + "\n"
 
     def start_daemon(self) -> None:
@@ -101,8 +90,7 @@ class Store:
         """Writes a row; returns the end of the log then."""
         shard = self.shards[nth]
         shard.sql(f"INSERT INTO entries VALUES ({number}, repeat('x', 1000));")
-        upper, lower = shard.sql("SELECT pg_current_wal_flush_lsn();").strip().split("/")
-        return int(upper, 16) << 32 | int(lower, 16)
+        return lsn(shard.sql("SELECT pg_current_wal_flush_lsn();"))
 
 
 @pytest.fixture
@@ -132,7 +120,7 @@ def test_what_both_shards_commit_may_be_applied_at_the_backup(store):
     end = store.insert(1, 100)
     store.start_daemon()
     store.wait_applied(1, end - 200)
-    recovered = json.loads(store.backup.command("recover", "orders", "--primary-is-dead", "--json"))["store"]
+    recovered = json.loads(store.backup.command("recover", STORE, "--primary-is-dead", "--json"))["store"]
     assert recovered["recovered"] and recovered["shards"][1]["apply_to"] >= end - 200
 
 
