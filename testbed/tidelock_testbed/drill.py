@@ -1,7 +1,7 @@
 """`make drill`: runs drills, says how they go, and reports what they found.
 
 The exit status says whether each run kept the promise of its mode: 0 if so, 1 if not, 2 if the knobs are wrong, 130
-after Ctrl-C. With TAGGING=off it is 0 if each run was seen to break it.
+after Ctrl-C. With TAGGING=off, and with WATERMARK=off, it is 0 if each run was seen to break it.
 
 With several guests the disaster is, by the seed, `sudden`, or `rolling`: then ways to the backup are gone first. With
 TAGGING=off it is always rolling.
@@ -33,6 +33,7 @@ from .run import Run
 from .scenarios import SCENARIOS
 
 SEEDS = 1_000_000
+DEFAULT_MODE = "pipelined"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -53,6 +54,7 @@ def main(words: list[str] | None = None) -> int:
             boundary=options.boundary,
             form=options.form,
             tagging=options.tagging == "on",
+            watermark=options.watermark == "on",
             hurry=options.hurry,
         )
         say(f"run {number + 1} of {options.runs}: {knobs.scenario}, {knobs.mode}, seed {knobs.seed}")
@@ -69,11 +71,12 @@ def main(words: list[str] | None = None) -> int:
     lost = sum(entry.lost for entry in report.entries if entry.passed)
     losses = f", with {lost} rows lost, which their promise allows" if lost else ""
     say(f"{passed} of {options.runs} passed{losses}: see {report.html}; each run's own file is in {report.kept}")
-    if options.tagging == "on":
+    without = [name for name, knob in (("tags", options.tagging), ("a watermark", options.watermark)) if knob == "off"]
+    if not without:
         return 0 if passed == options.runs else 1
     violated = sum(entry.violated for entry in report.entries)
     must = "as it must" if violated == options.runs else "but it must in each"
-    say(f"without tags, the promise was seen to break in {violated} of {options.runs}, {must}")
+    say(f"without {without[0]}, the promise was seen to break in {violated} of {options.runs}, {must}")
     return 0 if violated == options.runs else 1
 
 
@@ -148,30 +151,37 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(prog="make drill", description=__doc__)
     parser.add_argument("--scenario", default="primary-dies", help=f"SCENARIO: {', '.join(SCENARIOS)}")
-    parser.add_argument("--mode", default="pipelined", help=f"MODE: {', '.join(PROMISES)}")
+    parser.add_argument("--mode", help=f"MODE: {', '.join(PROMISES)}; pipelined where the scenario has it")
     parser.add_argument("--guest", choices=["vm", "process"], help="GUEST; a VM where the scenario has one")
-    parser.add_argument("--rtt-ms", type=float, default=50, help="RTT, in milliseconds")
+    parser.add_argument("--rtt-ms", type=float, help="RTT, in milliseconds: 50, with shards 25")
     parser.add_argument("--runs", type=int, default=1, help="RUNS: how many, each with the next seed")
     parser.add_argument("--seed", type=int, help="SEED of the first run; random if not given, and printed")
     parser.add_argument("--boundary", default="group", choices=BOUNDARIES, help="BOUNDARY, with several guests")
     parser.add_argument("--form", default="auto", choices=FORMS, help="FORM of tags, with several guests")
     parser.add_argument("--tagging", default="on", choices=["on", "off"], help="TAGGING, with several guests")
+    parser.add_argument("--watermark", default="on", choices=["on", "off"], help="WATERMARK, with shards")
     parser.add_argument("--hurry", action="store_true", help="shorter leases and cuts, for the test suite")
     parser.add_argument("--out", type=Path, default=OUT, help="where the report goes")
     options = parser.parse_args(words)
     if options.scenario not in SCENARIOS:
         known = "\n".join(f"  {name:<15} {drill.about}" for name, drill in SCENARIOS.items())
         parser.error(f"there is no SCENARIO={options.scenario}; there is\n{known}")
-    modes = SCENARIOS[options.scenario].modes
+    kind = SCENARIOS[options.scenario]
+    modes = kind.modes
+    options.mode = options.mode or (DEFAULT_MODE if DEFAULT_MODE in modes else modes[0])
+    options.rtt_ms = kind.default_rtt_ms if options.rtt_ms is None else options.rtt_ms
     if options.mode not in modes:
         parser.error(f"MODE={options.mode} with SCENARIO={options.scenario}: use one of {', '.join(modes)}")
-    guests = SCENARIOS[options.scenario].guests
+    guests = kind.guests
     options.guest = options.guest or guests[0]
     if options.guest not in guests:
         parser.error(f"GUEST={options.guest} with SCENARIO={options.scenario}: use {' or '.join(guests)}")
     several = sorted(name for name, drill in SCENARIOS.items() if drill.several_guests)
     if options.scenario not in several and (options.boundary, options.form, options.tagging) != ("group", "auto", "on"):
         parser.error(f"BOUNDARY, FORM and TAGGING are for several guests: use SCENARIO={' or '.join(several)}")
+    if options.watermark == "off" and not kind.has_watermark:
+        stores = sorted(name for name, drill in SCENARIOS.items() if drill.has_watermark)
+        parser.error(f"WATERMARK is for shards of a store: use SCENARIO={' or '.join(stores)}")
     if options.boundary == "apart" and options.tagging == "off":
         parser.error("TAGGING=off with BOUNDARY=apart: groups of one guest have nobody to tag for")
     if options.runs < 1:

@@ -73,6 +73,8 @@ class Knobs:
     """What tags say, in drills with several guests: see `fleet.FORMS`."""
     tagging: bool = True
     """Whether packets between members are tagged. Without tags the promise must be seen to break."""
+    watermark: bool = True
+    """True if shards of a store are applied at one cut. Without a watermark the promise must be seen to break."""
     postgres: bool = False
     """Whether a guest that is a process has PostgreSQL: only drills with one guest and one disk."""
     hurry: bool = False
@@ -94,7 +96,8 @@ class Entry:
     violated: bool = False
     """Whether the promise was seen to break: a run that failed for another reason shows nothing."""
     disaster: str = ""
-    """`rolling`, if ways to the backup went first, or `sudden`. Empty where the scenario has one of its own."""
+    """`rolling`, if ways to the backup went first, or `sudden`. Empty where the scenario has one of its own. Of a store
+    `cut` or `slow`, if the link of one host was that first."""
     confirmed: int = 0
     recovered: int = 0
     lost: int = 0
@@ -126,6 +129,8 @@ class Entry:
     cut: dict[str, int] | None = None
     """The cut that was recovered: a count of writes for each writer."""
     left_out: list[str] = field(default_factory=list)
+    store: dict | None = None
+    """Figures of a sharded store: the cut, lag, the part that was killed; for each shard rows, log, promotion."""
     durability: dict[str, dict] = field(default_factory=dict)
     """For each database, what was measured of when the backup had each row and when a client was told of it."""
     samples_ms: dict[str, float] = field(default_factory=dict)
@@ -146,6 +151,9 @@ class Drill:
     about = "guest, daemon, links and disks of the primary site are gone at a random moment under load"
     disks = 1
     several_guests = False
+    has_watermark = False
+    """True if the scenario takes WATERMARK."""
+    default_rtt_ms = 50.0
     guests = ("vm", "process")
     modes = ("sync", "pipelined", "async")
     copy_rate = {"vm": "", "process": ""}
@@ -273,9 +281,13 @@ class Drill:
                 rate = (confirmed - shown) / (now - shown_at)
                 say(f"clients: {confirmed} rows confirmed, {rate:.0f}/s{self.primary_says()}")
                 shown_at, shown = now, confirmed
-            for process in (self.clients.process, *self.guest_processes()):
+            for process in self.load_processes():
                 if not process.alive():
                     raise RuntimeError(f"{process.name} ended under load\n{process.tail()}")
+
+    def load_processes(self) -> list[Process]:
+        """Processes that must not end under load."""
+        return [self.clients.process, *self.guest_processes()]
 
     def guest_processes(self) -> list[Process]:
         """What runs as long as the guest does."""

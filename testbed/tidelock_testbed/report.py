@@ -123,6 +123,8 @@ def _ms(value: float) -> str:
 
 def _figures(entry: Entry) -> list[tuple[str, str]]:
     """What a run found, in the order in which a reader wants to know it."""
+    if entry.store is not None:
+        return _store_figures(entry, entry.store)
     figures = [
         ("confirmed rows", f"{entry.confirmed}"),
         ("recovered rows", f"{entry.recovered}"),
@@ -152,6 +154,37 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
         figures.append(("initial copy, while the guest booted", f"{entry.copy_s:g} s"))
     if entry.disaster:
         figures.append(("disaster (rolling: ways to the backup were gone first)", entry.disaster))
+    return figures
+
+
+def _store_figures(entry: Entry, store: dict) -> list[tuple[str, str]]:
+    """Findings of a run with a sharded store, in the same order."""
+    figures = [
+        ("chains, and rows without the one before", f"{store.get('chains', 0)}, {entry.dangling}"),
+        ("confirmed rows", f"{entry.confirmed}"),
+        ("recovered rows", f"{entry.recovered}"),
+        ("lost rows (confirmed, not recovered)", f"{entry.lost}"),
+        ("recovered rows that no client was told of", f"{entry.recovered_unconfirmed}"),
+        ("loss window: first lost confirmation to disaster", f"{entry.rpo_ms:.1f} ms"),
+    ]
+    if "cut" in store:
+        figures.append(("the cut, before the disaster", f"{store['cut_before_disaster_ms']:.1f} ms"))
+        figures.append(("recover, until all shards were promoted", _ms(store["recover_ms"])))
+    for name, shard in store.get("shards", {}).items():
+        counts = [shard.get(which, 0) for which in ("confirmed", "recovered", "lost", "left_out")]
+        figures.append((f"{name}: confirmed, recovered, lost, commits left out", ", ".join(map(str, counts))))
+        times = f"{shard['ready_ms']} and {shard['promoted_ms']} ms"
+        figures.append((f"{name}: log up to {shard['apply_to']}; ready, promoted", times))
+    if store.get("lag_ms"):
+        times = ", ".join(f"{name} {value:.0f}" for name, value in store["lag_ms"].items())
+        figures.append(("age of the watermark under load, ms", times))
+    if "back_s" in store:
+        figures.append((f"killed: {store['killed']}; lag was back after", f"{store['back_s']:.1f} s"))
+    figures.append(("commits per second before the disaster", f"{entry.commits_per_s:g}"))
+    if entry.reply_ms:
+        times = ", ".join(f"{name} {value:.1f}" for name, value in entry.reply_ms.items())
+        figures.append(("reply times, ms", times))
+    figures.append(("disaster (cut, slow: the link of one host was that first)", entry.disaster))
     return figures
 
 
@@ -195,6 +228,9 @@ def _tier_figures(entry: Entry) -> list[tuple[str, str]]:
 
 def _cut(entry: Entry) -> list[str]:
     """The cut, what it leaves out, and the first rows that dangle."""
+    if entry.store is not None:
+        cut = [f"recovered at the cut {entry.store['cut']}"] if "cut" in entry.store else []
+        return cut + [f"broken: {text}" for text in entry.dangling_rows]
     if entry.cut is None:
         return []
     cut = ", ".join(f"{name} {count}" for name, count in entry.cut.items())
@@ -220,8 +256,9 @@ def _section(number: int, drill: Drill) -> str:
         + f"<table>{figures}</table>\n"
         + "\n".join(drill.charts)
         + _origin(entry)
-        + f"<p class='small'>{METHOD_SEVERAL if entry.tiers else METHOD} "
-        f"States of the group, relative to the disaster: {escape(states)}.</p>"
+        + f"<p class='small'>{_method(entry)}"
+        + (f" States of the group, relative to the disaster: {escape(states)}." if states else "")
+        + "</p>"
     )
 
 
@@ -251,6 +288,21 @@ METHOD_SEVERAL = (
     "A row is recovered if every database has it, and lost if a client was told of it and one database lacks it. "
     + METHOD
 )
+
+
+METHOD_STORE = (
+    "Clients note each row in a ledger before they ask for it, and again when its server has answered. Rows of a chain "
+    "are on one shard after the other, each asked for when the one before was answered. After the recovery every row "
+    "of every promoted server is read and compared with the ledger. The loss window begins with the first answer to a "
+    "row that is not there. The backup is asked every 20 ms for its watermark, whose age is the time since its stamp: "
+    "all clocks are one. The cut and the commits that are left out are what the recovery says."
+)
+
+
+def _method(entry: Entry) -> str:
+    if entry.store is not None:
+        return METHOD_STORE
+    return METHOD_SEVERAL if entry.tiers else METHOD
 
 
 def summary(entry: Entry) -> str:

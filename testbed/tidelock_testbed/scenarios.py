@@ -16,6 +16,7 @@ from .outage import DiesInOutage, Outage
 from .process import wait_until
 from .progress import say
 from .rig import Recovery
+from .sharddrill import ShardDrill
 from .workload import Clients
 
 
@@ -243,5 +244,6 @@ SCENARIOS: dict[str, type[Drill]] = {
         ),
         *APP_DRILLS,
         GroupFailback,
+        ShardDrill,
     )
 }
