@@ -62,7 +62,11 @@ class Unfaithful(CutThenDie):
 
 @pytest.mark.parametrize(
     "scenario",
-    [name for name, kind in SCENARIOS.items() if not kind.several_guests and "process" in kind.guests],
+    [
+        name
+        for name, kind in SCENARIOS.items()
+        if not (kind.several_guests or kind.has_watermark) and "process" in kind.guests
+    ],
 )
 def test_a_pipelined_guest_keeps_its_promise(run, scenario):
     entry = drilled(run, SCENARIOS[scenario], seed=1)
@@ -112,6 +116,8 @@ def test_knobs_that_make_no_sense_are_refused(capsys):
         (["--scenario", "grace", "--mode", "async"], "use one of sync, pipelined"),
         (["--scenario", "oops", "--guest", "process"], "use vm"),
         (["--tagging", "off"], "or three-tier or"),
+        (["--watermark", "off"], "use SCENARIO=shards"),
+        (["--scenario", "shards", "--mode", "sync"], "use one of async"),
         (["--runs", "0"], "1 or more"),
         (["--rtt-ms", "-1"], "0 to 2000"),
     ]

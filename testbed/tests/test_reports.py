@@ -88,6 +88,35 @@ def test_a_summary_ends_with_what_matters_and_a_run_that_failed_shows_nothing():
     assert [row[-2] for row in rows[:2]] == ["disaster", "rolling"]
 
 
+def test_a_store_has_its_own_figures_and_names_what_is_broken():
+    entry = Entry("shards", "async", "process", 1, 25, promise="a prefix", passed=True, confirmed=100, lost=7)
+    entry.dangling, entry.dangling_rows, entry.rpo_ms, entry.disaster = (
+        1,
+        ["row 8 of chain 2 without row 7"],
+        43.4,
+        "slow",
+    )
+    of_shard = {"apply_to": "0/30A2F40", "left_out": 5, "ready_ms": 3, "promoted_ms": 40}
+    entry.store = {
+        **{"watermark": "off", "cut": "2026-12-01T00:00:00.5", "cut_before_disaster_ms": 45.6, "recover_ms": 285.0},
+        **{"shards": {"s0": of_shard}, "chains": 9, "killed": "the backup server", "back_s": 1.2},
+    }
+    lines = summary(entry).splitlines()
+    for words in (
+        ["loss window", "43.4 ms"],
+        ["s0: log up to 0/30A2F40", "3 and 40 ms"],
+        ["commits left out", "0, 0, 0, 5"],
+        ["killed: the backup server", "1.2 s"],
+        ["cut 2026-12-01T00:00:00.5"],
+        ["broken: row 8 of chain 2 without row 7"],
+    ):
+        assert any(all(word in line for word in words) for line in lines), words
+    assert not any("RTO" in line or "hold" in line for line in lines)
+    # A run that ended before its recovery has none of them.
+    entry.store, entry.passed = {"watermark": "on"}, False
+    assert "the cut" not in summary(entry)
+
+
 def test_a_run_that_may_lose_rows_says_how_many_and_a_chosen_point_what_was_given_up():
     lossy = Entry("primary-dies", "async", "vm", 1, 50, promise="a prefix", passed=True, confirmed=100, lost=7)
     assert summary(lossy).splitlines()[-1].strip() == "PASS, 7 rows lost. The promise: a prefix"
