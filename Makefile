@@ -13,13 +13,15 @@ help: ## list the targets
 	@echo "    SCENARIO=primary-dies|two-disks|link-cut|backup-restart|daemon-crash|during-copy|grace|outage|dies-in-outage|failback|oops"
 	@echo "    with several VMs: SCENARIO=three-tier|two-writers|two-hosts|one-host-dies|one-link-cut|group-failback"
 	@echo "        BOUNDARY=group|member|apart FORM=auto|vector|hlc TAGGING=on|off (off must be seen to break the promise)"
+	@echo "    with a sharded store: SCENARIO=shards (RTT=25) WATERMARK=on|off (off must be seen to break the promise)"
 
 drill: ## two sites, a VM with a database, a disaster, a recovery, and what the clients lost
 	@scripts/setup
 	@$(PY) -m tidelock_testbed.drill $(if $(MODE),--mode $(MODE)) $(if $(RTT),--rtt-ms $(RTT)) \
 	    $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED)) $(if $(GUEST),--guest $(GUEST)) \
 	    $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(BOUNDARY),--boundary $(BOUNDARY)) \
-	    $(if $(FORM),--form $(FORM)) $(if $(TAGGING),--tagging $(TAGGING))
+	    $(if $(FORM),--form $(FORM)) $(if $(TAGGING),--tagging $(TAGGING)) \
+	    $(if $(WATERMARK),--watermark $(WATERMARK))
 
 test: ## every test: crates, decoders, simulator, two sites on this machine
 	@scripts/test
