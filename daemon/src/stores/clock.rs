@@ -60,6 +60,7 @@ fn follow<S: Source + Send + 'static>(
         Some(error) => tracing::error!(%error, "the clock is not followed"),
         None => tracing::info!("the clock is followed"),
     };
-    let (clock, thread) = FollowedClock::start(source, error_max_ns, move || *stopping.borrow(), told)?;
+    let (clock, thread) =
+        FollowedClock::start(source, error_max_ns, move || *stopping.borrow(), told)?;
     Ok((Clock::Guarded(clock), Some(thread)))
 }

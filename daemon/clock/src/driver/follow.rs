@@ -12,13 +12,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Time for an answer.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 
-/// The guard of this host's clock.
+/// The guard of this host's clock. Each user may have a bound for ε of its own.
 #[derive(Clone, Debug)]
 pub struct FollowedClock(Arc<Mutex<ClockGuard>>);
 
 impl FollowedClock {
-    /// Follows a source until `stops` says so, which is asked some times a second. A clock that may be off by more than
-    /// `error_max_ns` is not believed; this is also the step of a master that the guard may overlook. `told`: what fails from now on, and
+    /// Follows a source whose clock may be off by `error_max_ns`, which is also the step of a master that the guard may
+    /// overlook. Until `stops` says so, which is asked some times a second. `told`: what fails from now on, and
     /// [`None`] when it works again.
     ///
     /// # Errors
