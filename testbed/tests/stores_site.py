@@ -94,7 +94,8 @@ class Site(StoreWithStandbys):
         self.run, self.image, self.netns = run, image, Netns(run, "store")
         self.make_place()
         self.cable: Netns | None = None
-        self.hosts = {name: self._host(name, shards, (clocks or {}).get(name)) for name, shards in hosts.items()}
+        # A shard that a test adds is of its own site alone.
+        self.hosts = {name: self._host(name, [*shards], (clocks or {}).get(name)) for name, shards in hosts.items()}
         self.shards: dict[str, PgServer] = {}
         self.servers: dict[str, list[PgServer]] = {}
         """All servers that a shard ever had, the last one last."""
