@@ -91,7 +91,7 @@ impl HostFailure {
 fn of_stream(failure: &Failure, slot: &SlotName) -> String {
     match failure {
         Failure::SlotMissing { .. } => format!(
-            "find out who dropped it; tidelockd makes slot {slot} again by itself: if the server still has the log, it \
+            "find out who dropped it; slot {slot} is made again, by tidelockd itself: if the server still has the log, it \
              goes on without a gap, otherwise the shard is copied anew"
         ),
         Failure::SlotLost { .. } => format!(
