@@ -438,6 +438,22 @@ mod tests {
     }
 
     #[test]
+    fn standbys_without_a_port_or_a_time_are_refused() {
+        let text = "plaintext = true\n[server]\nname = \"b\"\ndata_dir = \"/d\"\n[[store]]\nname = \"orders\"\n\
+                    hosts = [\"a\"]\n[store.standbys]\n";
+        let config = Config::parse("b.toml", text).unwrap();
+        let (_, store) = config.stores().next().unwrap();
+        let standbys = store.standbys.as_ref().unwrap();
+        assert_eq!(standbys.dir, Path::new("/d/standbys/orders"));
+        let found = Config::parse("b.toml", &format!("{text}port = 0\ncopy_every = \"0s\"\n"));
+        let found = found.unwrap_err().to_string();
+        assert!(
+            found.contains("`port` is 0") && found.contains("`copy_every` is no time"),
+            "{found}"
+        );
+    }
+
+    #[test]
     fn everything_wrong_is_told_at_once() {
         let text = "[server]\nname = \"b\"\ndata_dir = \"/d\"\nexports_tcp = \"1.2.3.4:1\"\n\
                     [journal]\nsegment = \"1KiB\"\nunfoldd_max = \"1GiB\"\n[limits]\nclock = \"3m\"\n";

@@ -124,6 +124,6 @@ mod tests {
         let of = |max| of_entries(LogIndex(1), entries.clone().into_iter(), max).unwrap();
         assert_eq!(of(10).iter().map(|out| out.at.0).collect::<Vec<_>>(), [2, 4, 5]);
         assert_eq!(of(2).len(), 2);
-        assert_eq!(of(10)[0].unix_ns, 2_000);
+        assert_eq!(of(10)[0].unix_ns, unix_ns_of(stamp_at(2_000)));
     }
 }
