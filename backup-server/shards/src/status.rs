@@ -65,7 +65,7 @@ pub struct LeftOut {
     pub transaction: Option<u32>,
 }
 
-/// What a standby does.
+/// State of a standby.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StandbyState {
@@ -87,7 +87,7 @@ pub enum StandbyState {
 /// The status of a standby.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandbyStatus {
-    /// What it does.
+    /// Its state.
     pub state: StandbyState,
     /// Why it cannot do what it should, and what to do.
     pub problem: Option<String>,

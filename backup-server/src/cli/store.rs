@@ -76,7 +76,7 @@ fn position(shard: &ShardStatus, at: LogIndex) -> String {
     }
 }
 
-/// What a standby does, and where it is found.
+/// A standby's state, and its place.
 fn standby(shard: &ShardStatus, of: &StandbyStatus) -> String {
     let place = format!("-h {} -p {}", of.socket_dir.display(), of.port);
     match of.state {

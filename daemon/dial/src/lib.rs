@@ -2,11 +2,12 @@
 //! logs themselves.
 #![forbid(unsafe_code)]
 
+use bytes::{Buf, BytesMut};
 use rustls_pki_types::ServerName;
 use std::io;
 use std::time::SystemTime;
 use tidelock_tls::Files;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -62,4 +63,24 @@ pub fn explained(error: io::Error, address: &str) -> io::Error {
         Some(text) => io::Error::new(error.kind(), text),
         None => error,
     }
+}
+
+/// Writes some of `out`, or flushes what was written. Loses nothing when it is cancelled.
+///
+/// # Errors
+/// The connection is gone.
+pub async fn push<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    out: &mut BytesMut,
+    must_flush: &mut bool,
+) -> io::Result<()> {
+    if out.is_empty() {
+        writer.flush().await?;
+        *must_flush = false;
+    } else {
+        let count = writer.write(out).await?;
+        out.advance(count);
+        *must_flush = true;
+    }
+    Ok(())
 }

@@ -2,7 +2,6 @@
 
 use crate::clock::wall_ns;
 use crate::shipper::{Names, Pace, ShardLog, Shipper, ShipperStatus};
-use bytes::{Buf, BytesMut};
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use tidelock_dial::{Security, Stream};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_shard::LogPoint;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf, split};
+use tokio::io::{AsyncReadExt, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -42,7 +41,7 @@ struct News {
     committed: BTreeMap<u16, LogPoint>,
     /// Shards that this host leads from now on, or no more.
     led: Vec<(u16, Option<Led>)>,
-    /// Whoever waits for the status.
+    /// Callers that wait for the status.
     asked: Vec<mpsc::Sender<ShipperStatus>>,
     stops: bool,
 }
@@ -183,23 +182,6 @@ async fn dial(backup: Backup) -> io::Result<Box<dyn Stream>> {
     opened.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer")))
 }
 
-/// Writes some of `out`, or flushes what was written. Loses nothing when it is cancelled.
-async fn push(
-    writer: &mut WriteHalf<Box<dyn Stream>>,
-    out: &mut BytesMut,
-    must_flush: &mut bool,
-) -> io::Result<()> {
-    if out.is_empty() {
-        writer.flush().await?;
-        *must_flush = false;
-    } else {
-        let count = writer.write(out).await?;
-        out.advance(count);
-        *must_flush = true;
-    }
-    Ok(())
-}
-
 impl Driver {
     async fn run(mut self) {
         loop {
@@ -277,7 +259,7 @@ impl Driver {
             let is_writing = must_flush || !output.is_empty();
             let event = tokio::select! {
                 read = reader.read_buf(input) => read.map(Event::Read),
-                wrote = push(&mut writer, output, &mut must_flush), if is_writing => wrote.map(|()| Event::Wrote),
+                wrote = tidelock_dial::push(&mut writer, output, &mut must_flush), if is_writing => wrote.map(|()| Event::Wrote),
                 () = news() => Ok(Event::Other),
                 () = sleep(rest) => Ok(Event::Other),
             };

@@ -1,7 +1,7 @@
 //! The driver of the link: sockets, TLS and timers for a [`HostLink`], on one thread.
 
 use crate::clock;
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use std::io;
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
@@ -149,16 +149,7 @@ async fn push(
     out: &mut BytesMut,
     must_flush: &mut bool,
 ) -> io::Result<()> {
-    let writer = writer.as_mut().expect(OPEN);
-    if out.is_empty() {
-        writer.flush().await?;
-        *must_flush = false;
-    } else {
-        let count = writer.write(out).await?;
-        out.advance(count);
-        *must_flush = true;
-    }
-    Ok(())
+    tidelock_dial::push(writer.as_mut().expect(OPEN), out, must_flush).await
 }
 
 /// A sleep that is set only when the deadline has moved.

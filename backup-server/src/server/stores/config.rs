@@ -13,7 +13,7 @@ const COPY_EVERY: Duration = Duration::from_secs(86_400);
 /// Port of the first shard's standby. Not PostgreSQL's own, which a server of this machine may have.
 const PORT: u16 = 6432;
 
-/// What is said of one store.
+/// Settings of one store.
 #[derive(Clone, Debug)]
 pub(in crate::server) struct StoreSection {
     /// Hosts that may ship its shards.
@@ -24,7 +24,7 @@ pub(in crate::server) struct StoreSection {
     pub standbys: Option<StandbysSection>,
 }
 
-/// How the standbys of a store are run.
+/// Settings of a store's standbys.
 #[derive(Clone, Debug)]
 pub(in crate::server) struct StandbysSection {
     /// Directory of all of them.

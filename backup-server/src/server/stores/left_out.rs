@@ -1,4 +1,4 @@
-//! What a recovery leaves out: commits that are in a shard's log here, and beyond the final cut.
+//! The rest that a recovery leaves out: commits that are in a shard's log here, and beyond the final cut.
 
 use tidelock_shard::link::Origin;
 use tidelock_shard::{Entry, LogIndex, unix_ns_of};
@@ -12,7 +12,7 @@ pub(super) struct Beyond {
     pub(super) shard: u16,
     origin: Option<Origin>,
     cut: LogIndex,
-    /// Where reading begins.
+    /// Begin of reading.
     from: LogIndex,
     entries: Result<EntryReader<OpenFile>, ReadError>,
 }
@@ -45,7 +45,7 @@ impl Beyond {
     }
 }
 
-/// Of a store with entries of its own, each entry that is no NOP.
+/// Each entry that is no NOP, of a store with entries of its own.
 fn of_entries(
     cut: LogIndex,
     entries: impl Iterator<Item = Result<Entry, String>>,
@@ -61,7 +61,7 @@ fn of_entries(
     left_out.collect()
 }
 
-/// Of PostgreSQL's log, each commit that is no NOP.
+/// Each commit that is no NOP, of PostgreSQL's log.
 fn of_wal(
     origin: &Origin,
     from: LogIndex,

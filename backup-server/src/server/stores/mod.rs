@@ -179,7 +179,7 @@ impl Stores {
         let status = self.ask(name, |done| Event::Recover { recovery, done }).await??;
         let Some(store) = self.get(name) else { return Ok(status) };
         let (standbys, of) = (store.standbys.clone(), status.clone());
-        // Whatever becomes of the command line: it was ordered.
+        // Ordered, whatever becomes of the command line.
         let promoted = tokio::spawn(async move { standbys.promote(&of, past.as_ref()).await });
         let _ = promoted.await;
         let mut status = self.status(name).await?.unwrap_or(status);

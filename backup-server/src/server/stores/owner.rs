@@ -79,7 +79,7 @@ struct Owner {
     /// A standby needs a reader of the journal.
     asked: Arc<Notify>,
     tunnels: Tunnels,
-    /// What standbys and kept copies do not need any more, by shard.
+    /// Ends of the logs that standbys and kept copies do not need any more, by shard.
     unneeded: BTreeMap<u16, LogIndex>,
 }
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-/// What is asked for a tunnel.
+/// A request about a tunnel.
 pub(super) enum Ask {
     /// Open one to a shard's server. `None`: no host that leads the shard is connected, or there are too many.
     Open { shard: u16, done: oneshot::Sender<Option<(TunnelId, mpsc::UnboundedReceiver<Bytes>)>> },

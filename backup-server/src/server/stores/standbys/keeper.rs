@@ -416,7 +416,7 @@ impl Keeper {
             self.tell_kept();
         }
         while self.record.as_ref().is_some_and(|record| record.kept.len() > count) {
-            // Whoever holds one is served before it goes.
+            // A holder of a copy is served before it goes.
             let Ok(_none_held) = self.shared.holds.try_write() else { return Ok(()) };
             let record = self.record.as_mut().ok_or_else(none)?;
             record.kept[0].server.remove().await?;
@@ -521,7 +521,7 @@ impl Keeper {
             record.server.stop().await?;
             record.server.remove().await?;
             record.server = past.server.clone();
-            // All of its log is here. With a target, a promotion would fail because nothing follows it.
+            // Complete: all of its log is here. With a target, a promotion would fail because nothing follows it.
             record.server.stop().await?;
             let settings = &mut record.server.settings;
             (settings.upstream, settings.cut) = (None, None);

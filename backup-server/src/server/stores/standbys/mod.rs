@@ -39,7 +39,7 @@ const LOOKS_WITHIN: Duration = Duration::from_secs(5);
 /// Orders that wait for a keeper.
 const ORDERS_MAX: usize = 16;
 
-/// What the store's thread knows of a shard.
+/// News of a shard from the store's thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Known {
     /// The log that it has.
@@ -65,7 +65,7 @@ struct Promote {
     done: oneshot::Sender<Result<Promoted, String>>,
 }
 
-/// What a keeper shares with the server.
+/// State that a keeper shares with the server.
 struct Shared {
     shard: u16,
     /// Directory of everything of the shard.
@@ -127,7 +127,7 @@ impl StandbysHandle {
         }
     }
 
-    /// What a keeper knows, once it has looked.
+    /// Knowledge of a keeper, once it has looked.
     async fn shared(&self, shard: u16) -> Option<Arc<Shared>> {
         let shared = lock(&self.0).get(&shard).map(|keeper| Arc::clone(&keeper.shared))?;
         let mut looked = shared.has_looked.subscribe();
@@ -175,7 +175,7 @@ pub(super) struct StoreStandbys {
     events: mpsc::Sender<Event>,
 }
 
-/// What the hub says of connections, by the name that each gave.
+/// Words of the hub about connections, by the name that each gave.
 #[derive(Default)]
 struct Connected {
     names: Mutex<BTreeMap<ConnectionId, String>>,

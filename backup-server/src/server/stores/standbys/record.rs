@@ -1,4 +1,4 @@
-//! What is kept of a shard's standby across restarts of the backup server: `standby.json`.
+//! Record of a shard's standby that lasts across restarts of the backup server: `standby.json`.
 
 use serde::{Deserialize, Serialize};
 use std::io;
