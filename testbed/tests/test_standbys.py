@@ -41,9 +41,8 @@ SOURCE = "host=127.0.0.1 port=5432 user=postgres"
 SEGMENT = 1 << 20
 
 
-@pytest.fixture
-def place(run):
-    """A directory that the unprivileged user reaches."""
+def standbys_place(run) -> Path:
+    """A directory that the unprivileged user reaches. Skips the test on a machine without PostgreSQL."""
     if not (BIN_DIR / "pg_basebackup").exists():
         pytest.skip(f"{BIN_DIR}/pg_basebackup is not there (Debian: postgresql-15)")
     try:
@@ -53,7 +52,12 @@ def place(run):
     directory = Path(tempfile.mkdtemp(prefix="tl-", dir="/var/tmp"))
     directory.chmod(0o711)
     run.on_close("remove the standbys", lambda: shutil.rmtree(directory, ignore_errors=True))
-    yield directory
+    return directory
+
+
+@pytest.fixture
+def place(run):
+    return standbys_place(run)
 
 
 class Lab(Program):

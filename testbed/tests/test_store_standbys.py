@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from test_standbys import BIN_DIR, USER, standbys_place
 from test_stores import WAIT_S, Store
 
 from tidelock_testbed.process import wait_until
-
-BIN_DIR = Path("/usr/lib/postgresql/15/bin")
-USER = "postgres"
 
 
 class StoreWithStandbys(Store):
@@ -33,15 +29,7 @@ class StoreWithStandbys(Store):
 
     def make_place(self) -> None:
         """Makes the directory of the standbys, which an unprivileged user reaches."""
-        if not (BIN_DIR / "pg_basebackup").exists():
-            pytest.skip(f"{BIN_DIR}/pg_basebackup is not there (Debian: postgresql-15)")
-        try:
-            pwd.getpwnam(USER)
-        except KeyError:
-            pytest.skip(f"there is no user {USER}")
-        self.place = Path(tempfile.mkdtemp(prefix="tl-", dir="/var/tmp"))
-        self.place.chmod(0o711)
-        self.run.on_close("remove the standbys", lambda: shutil.rmtree(self.place, ignore_errors=True))
+        self.place = standbys_place(self.run)
         self.run.on_close("end the standbys", self.end_standbys)
 
     def backup_toml(self) -> str:
